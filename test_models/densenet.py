@@ -1,0 +1,34 @@
+"""DenseNet (Huang et al. 2016): every layer reads the concatenation of all before it."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from test_models.resnet import _ImageClassifier
+
+
+class DenseNet(_ImageClassifier):
+    """`blocks` dense blocks of `layers` layers that add `growth` channels each."""
+
+    def __init__(
+        self, blocks: int = 2, layers: int = 12, growth: int = 12, size: int = 32, seed: int = 0
+    ) -> None:
+        super().__init__(seed)
+        self.blocks, self.layers, self.growth = blocks, layers, growth
+        self.size, self.classes = size, 10
+
+    def logits(self, images: tf.Tensor) -> tf.Tensor:
+        h = self.conv(images, 2 * self.growth, 3, "stem")
+        for block in range(self.blocks):
+            if block > 0:
+                h = self._norm_relu_conv(h, int(h.shape[-1]), 1, f"transition{block}")
+                h = tf.nn.avg_pool2d(h, 2, 2, "SAME")
+            for layer in range(self.layers):
+                new = self._norm_relu_conv(h, self.growth, 3, f"block{block}_layer{layer}")
+                h = tf.concat([h, new], -1)
+        h = tf.nn.relu(self.batch_norm(h, "final_norm"))
+        return self.dense(tf.reduce_mean(h, axis=[1, 2]), self.classes, "classifier")
+
+    def _norm_relu_conv(self, x: tf.Tensor, filters: int, size: int, name: str) -> tf.Tensor:
+        x = tf.nn.relu(self.batch_norm(x, f"{name}_norm"))
+        return self.conv(x, filters, size, f"{name}_conv")

@@ -1,0 +1,67 @@
+"""A GPT-2 style language model with a tied embedding, whose gradient is an `IndexedSlices` sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from test_models.model import Model
+
+
+class GPT(Model):
+    """Pre-norm Transformer decoder; the output projection is the embedding transposed.
+
+    Args:
+        dropout: rate of dropout after attention and MLP, unseeded as users write it.
+    """
+
+    def __init__(
+        self,
+        layers: int = 6,
+        width: int = 256,
+        length: int = 256,
+        vocabulary: int = 4096,
+        heads: int = 4,
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(seed)
+        self.layers, self.width, self.length = layers, width, length
+        self.vocabulary, self.heads, self.dropout = vocabulary, heads, dropout
+
+    def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
+        (tokens,) = inputs
+        embedding = self.parameter("embedding", (self.vocabulary, self.width), 0.02)
+        positions = self.parameter("positions", (self.length, self.width), 0.02)
+        h = tf.gather(embedding, tokens[:, :-1]) + positions
+        for i in range(self.layers):
+            h += self._drop(self._attention(self.layer_norm(h, f"norm{i}a"), f"attention{i}"))
+            h += self._drop(self._mlp(self.layer_norm(h, f"norm{i}b"), f"mlp{i}"))
+        h = tf.reshape(self.layer_norm(h, "final_norm"), [-1, self.width])
+        logits = tf.matmul(h, embedding, transpose_b=True)
+        targets = tf.reshape(tokens[:, 1:], [-1])
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits))
+
+    def _drop(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.dropout(x, self.dropout) if self.dropout else x
+
+    def _attention(self, x: tf.Tensor, name: str) -> tf.Tensor:
+        head_width = self.width // self.heads
+        qkv = self.dense(x, 3 * self.width, f"{name}_qkv")
+        qkv = tf.reshape(qkv, [-1, self.length, 3, self.heads, head_width])
+        q, k, v = tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]), num=3)
+        scores = tf.matmul(q, k, transpose_b=True) * head_width**-0.5
+        causal = tf.linalg.band_part(tf.ones((self.length, self.length)), -1, 0)
+        weights = tf.nn.softmax(scores + (1.0 - causal) * -1e9)
+        mixed = tf.transpose(tf.matmul(weights, v), [0, 2, 1, 3])
+        return self.dense(
+            tf.reshape(mixed, [-1, self.length, self.width]), self.width, f"{name}_out"
+        )
+
+    def _mlp(self, x: tf.Tensor, name: str) -> tf.Tensor:
+        h = self.dense(x, 4 * self.width, f"{name}_in")
+        return self.dense(tf.nn.gelu(h, approximate=True), self.width, f"{name}_out")
+
+    def example(self, batch: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(0)
+        return [rng.integers(0, self.vocabulary, (batch, self.length + 1), dtype=np.int32)]

@@ -1,0 +1,89 @@
+"""Residual networks (He et al. 2015): CIFAR of any depth 6k+2, and ImageNet ResNet-50."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from test_models.model import Model
+
+
+class _ImageClassifier(Model):
+    """Images in, mean cross-entropy of `logits` out."""
+
+    size: int
+    classes: int
+
+    def logits(self, images: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
+        images, labels = inputs
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.logits(images))
+        return tf.reduce_mean(losses)
+
+    def example(self, batch: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(0)
+        images = rng.standard_normal((batch, self.size, self.size, 3), dtype=np.float32)
+        return [images, rng.integers(0, self.classes, batch, dtype=np.int32)]
+
+
+class CifarResNet(_ImageClassifier):
+    """The CIFAR network of `depth` = 6k+2 layers: 3 stages of k blocks of 2 convolutions."""
+
+    def __init__(self, depth: int = 56, size: int = 32, width: int = 16, seed: int = 0) -> None:
+        super().__init__(seed)
+        if depth < 8 or depth % 6 != 2:
+            raise ValueError(f"depth must be 6k+2 (8, 14, 20, ...), got {depth}")
+        self.depth, self.size, self.width, self.classes = depth, size, width, 10
+
+    def logits(self, images: tf.Tensor) -> tf.Tensor:
+        h = self.conv(images, self.width, 3, "stem")
+        h = tf.nn.relu(self.batch_norm(h, "stem_norm"))
+        for stage in range(3):
+            for block in range((self.depth - 2) // 6):
+                h = self._block(h, stage, block)
+        return self.dense(tf.reduce_mean(h, axis=[1, 2]), self.classes, "classifier")
+
+    def _block(self, x: tf.Tensor, stage: int, block: int) -> tf.Tensor:
+        name = f"stage{stage}_block{block}"
+        filters = self.width * 2**stage
+        stride = 2 if stage > 0 and block == 0 else 1
+        h = self.conv(x, filters, 3, f"{name}_conv0", stride)
+        h = tf.nn.relu(self.batch_norm(h, f"{name}_norm0"))
+        h = self.batch_norm(self.conv(h, filters, 3, f"{name}_conv1"), f"{name}_norm1")
+        if stride != 1:
+            # Option A of the paper: subsample and pad with zero channels, no parameters.
+            padding = filters - int(x.shape[-1])
+            x = tf.pad(x[:, ::2, ::2, :], [[0, 0], [0, 0], [0, 0], [0, padding]])
+        return tf.nn.relu(x + h)
+
+
+class ResNet50(_ImageClassifier):
+    """ImageNet ResNet-50: bottleneck blocks, 3-4-6-3, projection shortcuts."""
+
+    def __init__(self, size: int = 96, classes: int = 1000, width: int = 64, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.size, self.classes, self.width = size, classes, width
+
+    def logits(self, images: tf.Tensor) -> tf.Tensor:
+        h = self.conv(images, self.width, 7, "stem", stride=2)
+        h = tf.nn.relu(self.batch_norm(h, "stem_norm"))
+        h = tf.nn.max_pool2d(h, 3, 2, "SAME")
+        for stage, blocks in enumerate((3, 4, 6, 3)):
+            for block in range(blocks):
+                h = self._bottleneck(h, stage, block)
+        return self.dense(tf.reduce_mean(h, axis=[1, 2]), self.classes, "classifier")
+
+    def _bottleneck(self, x: tf.Tensor, stage: int, block: int) -> tf.Tensor:
+        name = f"stage{stage}_block{block}"
+        filters = self.width * 2**stage
+        stride = 2 if stage > 0 and block == 0 else 1
+        h = tf.nn.relu(self.batch_norm(self.conv(x, filters, 1, f"{name}_conv0"), f"{name}_norm0"))
+        h = self.conv(h, filters, 3, f"{name}_conv1", stride)
+        h = tf.nn.relu(self.batch_norm(h, f"{name}_norm1"))
+        h = self.batch_norm(self.conv(h, 4 * filters, 1, f"{name}_conv2"), f"{name}_norm2")
+        if block == 0:
+            x = self.conv(x, 4 * filters, 1, f"{name}_shortcut", stride)
+            x = self.batch_norm(x, f"{name}_shortcut_norm")
+        return tf.nn.relu(x + h)

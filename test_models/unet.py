@@ -1,0 +1,50 @@
+"""U-Net (Ronneberger et al. 2015): long skip connections, so no single-tensor bottleneck."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from test_models.model import Model
+
+
+class UNet(Model):
+    """`levels` times two convolutions and a max-pool down, and the same up with skips."""
+
+    def __init__(self, size: int = 128, width: int = 32, levels: int = 4, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.size, self.width, self.levels = size, width, levels
+
+    def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
+        h, masks = inputs
+        skips = []
+        for level in range(self.levels):
+            h = self._two_convs(h, self.width * 2**level, f"down{level}")
+            skips.append(h)
+            h = tf.nn.max_pool2d(h, 2, 2, "SAME")
+        h = self._two_convs(h, self.width * 2**self.levels, "bottom")
+        for level in reversed(range(self.levels)):
+            filters = self.width * 2**level
+            h = self._upsample(h, filters, f"up{level}_transpose")
+            h = self._two_convs(tf.concat([skips[level], h], -1), filters, f"up{level}")
+        logits = self.conv(h, 2, 1, "head", bias=True)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(masks, logits))
+
+    def _two_convs(self, x: tf.Tensor, filters: int, name: str) -> tf.Tensor:
+        for i in range(2):
+            x = self.conv(x, filters, 3, f"{name}_conv{i}")
+            x = tf.nn.relu(self.batch_norm(x, f"{name}_norm{i}"))
+        return x
+
+    def _upsample(self, x: tf.Tensor, filters: int, name: str) -> tf.Tensor:
+        channels = int(x.shape[-1])
+        kernel = self.parameter(f"{name}/kernel", (2, 2, filters, channels), channels**-0.5)
+        height, width = int(x.shape[1]) * 2, int(x.shape[2]) * 2
+        shape = tf.stack([tf.shape(x)[0], height, width, filters])
+        y = tf.nn.conv2d_transpose(x, kernel, shape, strides=2, padding="SAME")
+        return tf.ensure_shape(y, (x.shape[0], height, width, filters))
+
+    def example(self, batch: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(0)
+        images = rng.standard_normal((batch, self.size, self.size, 3), dtype=np.float32)
+        return [images, rng.integers(0, 2, (batch, self.size, self.size), dtype=np.int32)]
