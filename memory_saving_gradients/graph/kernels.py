@@ -1,0 +1,99 @@
+"""What TensorFlow's kernels do with memory: views, buffers written in place, scratch space.
+
+Nothing in TensorFlow's API tells this, so the facts are tables. Each was read off the allocation
+records of a traced run on CPU; `tests/graph/test_kernels.py` traces them again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph.tf_private import onednn_enabled
+
+_VIEWS = frozenset(
+    """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape
+    Bitcast Snapshot RefIdentity CheckNumerics""".split()
+)
+
+#: Ops that read only the shape of their inputs.
+SHAPE_ONLY = frozenset({"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"})
+
+#: Ops whose kernel may write its output over an input of the same size that dies with them.
+IN_PLACE = frozenset(
+    """Abs Add AddN AddV2 BiasAdd Ceil ClipByValue Cos Div DivNoNan Elu EluGrad Erf Erfc Exp Expm1
+    Floor InvGrad Inv LeakyRelu LeakyReluGrad Log Log1p LogSoftmax MatrixBandPart Maximum Minimum
+    Mul MulNoNan Neg Pow RealDiv Reciprocal Relu Relu6 Relu6Grad ReluGrad Round Rsqrt RsqrtGrad
+    Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Softmax
+    SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
+    SparseSoftmaxCrossEntropyWithLogits Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
+    TanhGrad Xdivy Xlogy""".split()
+)
+
+#: Ops that compute: matrix products, convolutions, decompositions, transforms, calls of functions.
+#: The `speed` strategy keeps their outputs whatever the cost estimate says.
+EXPENSIVE = frozenset(
+    """MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseTensorDenseMatMul SparseMatMul Einsum
+    XlaEinsum Conv Conv1D Conv2D Conv3D Conv2DBackpropInput Conv3DBackpropInputV2
+    Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNative
+    DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter CudnnRNN CudnnRNNV2
+    CudnnRNNV3 LSTMBlockCell BlockLSTM BlockLSTMV2 GRUBlockCell FFT FFT2D FFT3D IFFT IFFT2D
+    IFFT3D RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D Cholesky MatrixInverse MatrixDeterminant
+    MatrixSolve MatrixTriangularSolve Qr Svd SelfAdjointEigV2 If StatelessIf While StatelessWhile
+    Case StatelessCase PartitionedCall""".split()
+)
+
+# The sizes that the convolution kernels split their work by, in bytes. They are what Eigen takes
+# the caches to be inside TensorFlow's own wheels, not what the processor reports.
+_L2_BYTES = 256 * 2**10
+_L3_BYTES = 30 * 2**20
+
+
+def shown_input(op: tf.Operation, output: int) -> int | None:
+    """The input whose buffer an output of `op` shows, or None where it has one of its own."""
+    if op.type == "IdentityN":
+        return output
+    if op.type in _VIEWS or (op.type == "Unpack" and op.get_attr("axis") == 0):
+        return 0
+    return None
+
+
+def workspace(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
+    """Bytes of scratch space that `op`'s CPU kernel takes beside its inputs and outputs.
+
+    The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
+    `conv_grad_input_ops` (Eigen kernels): as many images are unrolled at a time as fill the
+    last-level cache. oneDNN's kernels take far less and count as none.
+
+    Args:
+        op: the op.
+        shapes: the shapes of its inputs.
+
+    Returns:
+        Bytes; 0 for ops without a formula and for ops on a GPU.
+    """
+    if "GPU" in op.device.upper():
+        return 0
+    size = op.outputs[0].dtype.size if op.outputs else 0
+    if op.type == "MaxPoolGrad":
+        # The maxima of each window again, and their positions as int64.
+        return math.prod(shapes[1]) * (size + 8)
+    if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput") and not onednn_enabled():
+        is_filter = op.type == "Conv2DBackpropFilter"
+        if is_filter:
+            kernel = op.outputs[0].shape.as_list()
+        else:
+            kernel = list(shapes[1])
+        batch, height, width, filters = shapes[2]
+        if None in kernel:
+            return 0
+        unrolled = height * width * math.prod(kernel[:3])
+        work = unrolled + height * width * filters + math.prod(kernel)
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
+        one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
+        images = 1 if one_image else math.ceil(_L3_BYTES / size / work)
+        return images * unrolled * size
+    return 0

@@ -1,0 +1,304 @@
+"""From a graph that `tf.gradients` has just extended to a `Problem`."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import networkx as nx
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kernels, tf_private
+from memory_saving_gradients.graph.costs import Shapes, estimate_seconds
+from memory_saving_gradients.planning.problem import Op, Problem, Tensor
+
+#: The tensors that are left out of a problem hold, together, at most this share of all bytes.
+NEGLIGIBLE = 0.002
+
+_BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
+# Their outputs are the caller's or a variable's, not the step's.
+_SOURCES = frozenset(
+    "Placeholder PlaceholderV2 PlaceholderWithDefault Const VariableV2 Variable VarHandleOp "
+    "ReadVariableOp".split()
+)
+_COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
+_SIDE_EFFECTS = frozenset({"PyFuncStateless", "EagerPyFunc", "PyFunc"})
+_HANDLES = (tf.resource, tf.variant, tf.string)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A problem, and what its indices mean in the graph.
+
+    Attributes:
+        problem: the step.
+        operations: the operation of every op of the problem.
+        tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
+            tensor that it shows. Tensors left out of the problem are not here.
+        new: names of the ops that differentiation made.
+    """
+
+    problem: Problem
+    operations: list[tf.Operation]
+    tensor_of: dict[str, int]
+    new: frozenset[str]
+
+
+def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
+    """Reads a step: the ops that `results` need.
+
+    Args:
+        results: the gradients, tensors of one graph, at least one.
+        first_new: how many ops the graph had before it was differentiated; later ones are those
+            that `tf.gradients` made.
+
+    Returns:
+        The step as a problem, with the way back to the graph.
+    """
+    created = {op: i for i, op in enumerate(results[0].graph.get_operations())}
+    operations = sorted(_ancestors(results), key=created.__getitem__)
+    backward = _backward(operations, created, first_new)
+    shapes = Shapes(operations, [t.op for t in results])
+    buffers = _Buffers(operations, shapes)
+    ordered = _order(operations, created, first_new, backward, buffers)
+
+    tensor_of: dict[str, int] = {}
+    tensors: list[Tensor] = []
+    for op in ordered:
+        for tensor in op.outputs:
+            if not buffers.matters(tensor):
+                continue
+            shown = buffers.shown_by(tensor)
+            if shown.name not in tensor_of:
+                tensor_of[shown.name] = len(tensors)
+                tensors.append(Tensor(shown.name, buffers.bytes(shown)))
+            tensor_of[tensor.name] = tensor_of[shown.name]
+
+    kept_ops = [op for op in ordered if not buffers.is_view(op) and _touches(op, tensor_of)]
+    seconds = estimate_seconds(kept_ops, shapes)
+    a_byte = _seconds_a_byte(kept_ops, seconds, buffers)
+    problem_ops = []
+    pinned = _pinned(ordered, buffers)
+    for op in kept_ops:
+        moved = sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs))
+        problem_ops.append(
+            Op(
+                name=op.name,
+                inputs=tuple(_reads(op, tensor_of)),
+                outputs=tuple(tensor_of[t.name] for t in op.outputs if t.name in tensor_of),
+                cost=seconds[op.name],
+                workspace=kernels.workspace(op, [shapes(t) for t in op.inputs]),
+                backward=op in backward,
+                pinned=op in pinned,
+                in_place=op.type in kernels.IN_PLACE,
+                expensive=op.type in kernels.EXPENSIVE
+                or seconds[op.name] > _DEAR * moved * a_byte,
+            )
+        )
+    kept = frozenset(tensor_of[t.name] for t in results if t.name in tensor_of)
+    index_of = {op: i for i, op in enumerate(kept_ops)}
+    executed = tuple(index_of[op] for op in _as_executed(ordered) if op in index_of)
+    problem = Problem(tuple(problem_ops), tuple(tensors), kept, executed)
+    new = frozenset(op.name for op in operations if created[op] >= first_new)
+    return Reading(problem, kept_ops, tensor_of, new)
+
+
+# An op whose estimate is this many times that of the median op, byte for byte, does more than
+# read and write.
+_DEAR = 20
+
+
+def _ancestors(results: Iterable[tf.Tensor]) -> set[tf.Operation]:
+    found = {t.op for t in results}
+    waiting = list(found)
+    while waiting:
+        op = waiting.pop()
+        for before in (*(t.op for t in op.inputs), *op.control_inputs):
+            if before not in found:
+                found.add(before)
+                waiting.append(before)
+    return found
+
+
+def _backward(
+    operations: Sequence[tf.Operation], created: dict[tf.Operation, int], first_new: int
+) -> set[tf.Operation]:
+    """The ops that wait for a gradient.
+
+    Other ops that `tf.gradients` made (shapes, masks) run with the forward pass.
+    """
+    backward: set[tf.Operation] = set()
+    for op in operations:
+        if created[op] >= first_new and (
+            tf_private.is_seed(op)
+            or any(t.op in backward for t in op.inputs)
+            or any(before in backward for before in op.control_inputs)
+        ):
+            backward.add(op)
+    return backward
+
+
+class _Buffers:
+    """Which tensor owns the memory that a tensor shows, how much it is, and whether it matters."""
+
+    def __init__(self, operations: Sequence[tf.Operation], shapes: Shapes) -> None:
+        self._shown: dict[str, tf.Tensor] = {}
+        self._bytes: dict[str, int] = {}
+        for op in operations:
+            for i, tensor in enumerate(op.outputs):
+                shown = kernels.shown_input(op, i)
+                if shown is not None and tensor.dtype not in _HANDLES:
+                    self._shown[tensor.name] = self.shown_by(op.inputs[shown])
+                elif op.type not in _SOURCES and tensor.dtype not in _HANDLES:
+                    self._bytes[tensor.name] = shapes.bytes(tensor)
+        left_out, total = 0, sum(self._bytes.values())
+        self._largest_left_out = 0
+        for size, count in sorted(collections.Counter(self._bytes.values()).items()):
+            left_out += size * count
+            if left_out > NEGLIGIBLE * total:
+                break
+            self._largest_left_out = size
+
+    def is_view(self, op: tf.Operation) -> bool:
+        return any(tensor.name in self._shown for tensor in op.outputs)
+
+    def shown_by(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._shown.get(tensor.name, tensor)
+
+    def bytes(self, tensor: tf.Tensor) -> int:
+        return self._bytes.get(self.shown_by(tensor).name, 0)
+
+    def matters(self, tensor: tf.Tensor) -> bool:
+        return self.bytes(tensor) > self._largest_left_out
+
+
+def _order(
+    operations: Sequence[tf.Operation],
+    created: dict[tf.Operation, int],
+    first_new: int,
+    backward: set[tf.Operation],
+    buffers: _Buffers,
+) -> list[tf.Operation]:
+    """The order that schedules are made of: the user's ops as created, then the backward pass.
+
+    Of the backward ops that could run next, the one that reads the latest activation comes
+    first, so that activations die in the reverse of the order in which they were made; an op that
+    reads none goes with those that read its output. What `tf.gradients` made but does not wait
+    for a gradient runs as soon as it can.
+    """
+    graph = nx.DiGraph()
+    graph.add_nodes_from(operations)
+    for op in operations:
+        graph.add_edges_from((t.op, op) for t in op.inputs if t.op.type not in _BACK_EDGES)
+        graph.add_edges_from((before, op) for before in op.control_inputs)
+
+    latest: dict[tf.Operation, int] = {}  # the activation that an op goes with
+    reads: set[tf.Operation] = set()
+    for op in reversed(operations):
+        if op in backward:
+            shown = [buffers.shown_by(t) for t in op.inputs if buffers.matters(t)]
+            goes_with = [created[t.op] for t in shown if t.op not in backward]
+            if goes_with:
+                reads.add(op)
+            else:
+                goes_with = [latest[after] for after in graph.successors(op) if after in latest]
+            if goes_with:
+                latest[op] = max(goes_with)
+
+    def key(op: tf.Operation) -> tuple[int, int, bool, int]:
+        if op not in backward:
+            return int(created[op] < first_new), 0, False, created[op]
+        # What goes with no activation leads to no other op that matters: the sooner the better.
+        return 2, -latest.get(op, len(created)), op not in reads, created[op]
+
+    return list(nx.lexicographical_topological_sort(graph, key=key))
+
+
+def _as_executed(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """The order in which TensorFlow's executor runs ops that nothing else orders.
+
+    With one inter-op thread the executor goes on with one of the ops that an op made ready and
+    stacks the others, so it runs depth first. Which one, Grappler's sorting decides; the longest
+    way to the end is what traces show. Leaves (the gradients of weights) wait until the chain
+    ends.
+
+    Args:
+        operations: the ops, each after its inputs.
+    """
+    waiting: dict[tf.Operation, int] = {}
+    readers: dict[tf.Operation, list[tf.Operation]] = {op: [] for op in operations}
+    for op in operations:
+        before = {t.op for t in op.inputs if t.op.type not in _BACK_EDGES}
+        before.update(op.control_inputs)
+        waiting[op] = len(before)
+        for other in before:
+            readers[other].append(op)
+    to_end: dict[tf.Operation, int] = {}
+    for op in reversed(operations):
+        to_end[op] = 1 + max((to_end[reader] for reader in readers[op]), default=0)
+    stack = [op for op in reversed(operations) if not waiting[op]]
+    order = []
+    while stack:
+        op = stack.pop()
+        order.append(op)
+        ready = []
+        for reader in readers[op]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+        stack.extend(sorted(ready, key=to_end.__getitem__))
+    return order
+
+
+def _touches(op: tf.Operation, tensor_of: dict[str, int]) -> bool:
+    return any(t.name in tensor_of for t in op.outputs) or bool(_reads(op, tensor_of))
+
+
+def _reads(op: tf.Operation, tensor_of: dict[str, int]) -> list[int]:
+    """The tensors that `op` reads, each once."""
+    if op.type in kernels.SHAPE_ONLY:
+        return []
+    return list(dict.fromkeys(tensor_of[t.name] for t in op.inputs if t.name in tensor_of))
+
+
+def _pinned(operations: Sequence[tf.Operation], buffers: _Buffers) -> set[tf.Operation]:
+    """The ops whose second run could differ, have an effect, or cannot be had.
+
+    Of the element-wise ops that make a dropout mask from random numbers, those that make it
+    smaller are pinned as well: it takes fewer bytes to keep the mask than the numbers.
+    """
+    pinned = set()
+    drawn: dict[tf.Operation, int] = {}  # the bytes of the random numbers that an op depends on
+    for op in operations:
+        inputs = [t for t in op.inputs if buffers.bytes(t)]
+        out_bytes = sum(buffers.bytes(t) for t in op.outputs)
+        if "Random" in op.type and not any(buffers.matters(t) for t in inputs):
+            drawn[op] = out_bytes
+        elif inputs and (op.type in kernels.IN_PLACE or op.type in _COMPARISONS):
+            sources = {buffers.shown_by(t).op for t in inputs if buffers.matters(t)}
+            if sources and sources <= drawn.keys():
+                drawn[op] = max(drawn[source] for source in sources)
+        if (
+            op.op_def.is_stateful
+            or op.type in _SOURCES
+            or op.type in _SIDE_EFFECTS
+            or not tf_private.can_wait(op)
+            or any(t.dtype in _HANDLES for t in (*op.inputs, *op.outputs))
+            or any(tf_private.is_reference(t) for t in (*op.inputs, *op.outputs))
+            or out_bytes < drawn.get(op, 0)
+        ):
+            pinned.add(op)
+    return pinned
+
+
+def _seconds_a_byte(
+    operations: Sequence[tf.Operation], seconds: dict[str, float], buffers: _Buffers
+) -> float:
+    """The median op's estimated seconds for each byte that it reads or writes."""
+    ratios = sorted(
+        seconds[op.name] / size
+        for op in operations
+        if (size := sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs))) > 0
+    )
+    return ratios[len(ratios) // 2] if ratios else 0.0

@@ -1,0 +1,193 @@
+"""From a schedule to edits of the graph that `tf.gradients` has just extended.
+
+An op that a schedule runs a second time is copied; its inputs are the newest copies of its
+tensors, and the backward ops that come later read the copies. TensorFlow's executor runs an op as
+soon as its inputs are there, so a copy must be told to wait: from the end of the forward pass on,
+every op of the schedule waits for the one before it on its device, by a control edge. The real
+step then follows the schedule, whatever the executor and its threads would do, and reaches the
+peak that was simulated.
+
+Two kinds of op stay out of that order. Ops that are not in the problem (shapes, views, small
+tensors) wait for their data alone. And `BiasAddGrad` waits for nothing but its gradient, while
+the op after the last reader of that gradient waits for it: oneDNN merges it with such a reader
+into one op, and any other edge could close a cycle through the merged op.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kernels, tf_private
+from memory_saving_gradients.graph.read import Reading
+from memory_saving_gradients.planning.problem import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reference:
+    """What an op reads: an output of an op, or of a copy that is yet to be made."""
+
+    op: tf.Operation
+    index: int
+    copy: str | None = None  # the node of the copy, None for the op itself
+
+    @property
+    def name(self) -> str:
+        return f"{self.copy or self.op.name}:{self.index}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One entry of the schedule: an op, or a copy of it."""
+
+    op: tf.Operation
+    copy: str | None
+    in_backward: bool
+
+
+def rewrite(reading: Reading, schedule: Schedule) -> None:
+    """Makes the graph follow a schedule.
+
+    Args:
+        reading: the step as it was read.
+        schedule: what to run, in which order.
+    """
+    edits = _Edits(reading)
+    for index in schedule:
+        edits.add_run(index)
+    copies = _make_copies(edits)
+    for op, index, reference in edits.inputs:
+        tf_private.update_input(op, index, copies[str(reference.copy)].outputs[reference.index])
+    _enforce(edits.runs, copies)
+
+
+class _Edits:
+    """All that is to change, worked out before anything does.
+
+    Attributes:
+        nodes: the copies to make, by name, each with the op that it copies.
+        outside: the existing tensors that the copies read, by the name they go by in `nodes`.
+        inputs: (op, input, what it shall read), for ops that read a copy from now on.
+        runs: the schedule.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self.nodes: dict[str, tuple[tf.compat.v1.NodeDef, tf.Operation]] = {}
+        self.outside: dict[str, tf.Tensor] = {}
+        self.inputs: list[tuple[tf.Operation, int, _Reference]] = []
+        self.runs: list[_Run] = []
+        self._reading = reading
+        self._newest: dict[int, str] = {}  # tensor of the problem -> the node of its newest copy
+        self._views: dict[tuple[str, str], str] = {}
+        self._ran: set[int] = set()
+        self._in_backward = False
+
+    def add_run(self, index: int) -> None:
+        """Adds the next entry of the schedule."""
+        reading, op = self._reading, self._reading.operations[index]
+        again = index in self._ran
+        self._ran.add(index)
+        self._in_backward = self._in_backward or again or reading.problem.ops[index].backward
+        references = [self._newest_of(tensor) for tensor in op.inputs]
+        copy = None
+        # A user's op is never moved: one that runs late for the first time is copied, too.
+        if again or (self._in_backward and op.name not in reading.new):
+            copy = self._copy(op, references)
+            self._newest.update((t, copy) for t in reading.problem.ops[index].outputs)
+        else:
+            self.inputs.extend((op, i, r) for i, r in enumerate(references) if r.copy)
+        self.runs.append(_Run(op, copy, self._in_backward))
+
+    def _newest_of(self, tensor: tf.Tensor) -> _Reference:
+        """The newest copy of `tensor`; views of copied tensors are copied on the way."""
+        views = []
+        while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
+            views.append(tensor)
+            tensor = tensor.op.inputs[shown]
+        copy = self._newest.get(self._reading.tensor_of.get(tensor.name, -1))
+        reference = _Reference(tensor.op, tensor.value_index, copy)
+        for view in reversed(views if copy else []):
+            key = view.op.name, reference.name
+            if key not in self._views:
+                references = [_Reference(t.op, t.value_index) for t in view.op.inputs]
+                references[kernels.shown_input(view.op, view.value_index) or 0] = reference
+                self._views[key] = self._copy(view.op, references)
+            reference = _Reference(view.op, view.value_index, self._views[key])
+        return reference if copy or not views else _Reference(views[0].op, views[0].value_index)
+
+    def _copy(self, op: tf.Operation, references: Sequence[_Reference]) -> str:
+        node = op.node_def
+        while node.name in self.nodes:
+            node.name += "_again"
+        node.attr.pop("_class", None)
+        del node.input[:]
+        for reference in references:
+            if reference.copy:
+                node.input.append(reference.name)
+            else:
+                outside = f"outside/{reference.name}"
+                self.outside[outside] = reference.op.outputs[reference.index]
+                node.input.append(outside)
+        self.nodes[node.name] = node, op
+        return node.name
+
+
+def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
+    """Adds the copies to the graph, in one step, with the devices and attributes of the ops."""
+    if not edits.nodes:
+        return {}
+    graph = edits.runs[0].op.graph
+    nodes = [node for node, _ in edits.nodes.values()]
+    graph_def = tf.compat.v1.GraphDef(node=nodes, versions=graph.graph_def_versions)
+    with (
+        graph.as_default(),
+        graph.name_scope(None),
+        graph.device(None),
+        graph.control_dependencies(None),
+    ):
+        made = tf.graph_util.import_graph_def(
+            graph_def,
+            input_map=edits.outside,
+            return_elements=list(edits.nodes),
+            name="recompute",
+        )
+    copies = dict(zip(edits.nodes, made, strict=True))
+    for name, (_, op) in edits.nodes.items():
+        tf_private.add_control_inputs(copies[name], op.control_inputs)
+        if groups := tf_private.colocation(op):
+            tf_private.set_colocation(copies[name], groups)
+        for tensor, original in zip(copies[name].outputs, op.outputs, strict=True):
+            if not tensor.shape.is_fully_defined():
+                tensor.set_shape(original.shape)
+    return copies
+
+
+def _enforce(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
+    """Makes the runs of the backward pass wait for one another, in their order.
+
+    Runs on one device form a chain. The first of several recomputed ops waits for the run before
+    it on any device.
+    """
+    ops = [copies[run.copy] if run.copy else run.op for run in runs]
+    last_reader: dict[int, int] = {}
+    for i, op in enumerate(ops):
+        if op.type != "BiasAddGrad":
+            last_reader.update((id(tensor), i) for tensor in op.inputs)
+    due: dict[int, list[tf.Operation]] = {}  # what the run after this one waits for as well
+    latest: dict[str, tf.Operation] = {}
+    previous: tf.Operation | None = None
+    for i, (run, op) in enumerate(zip(runs, ops, strict=True)):
+        if op.type == "BiasAddGrad":
+            due.setdefault(max(i, last_reader.get(id(op.inputs[0]), i)), []).append(op)
+            continue
+        if not tf_private.can_wait(op):
+            continue
+        if run.in_backward and previous is not None:
+            begins = run.copy and not runs[i - 1].copy
+            before = {previous} if begins else {latest.get(op.device, previous)}
+            before.update(bias for at in [at for at in due if at < i] for bias in due.pop(at))
+            before.difference_update(tensor.op for tensor in op.inputs)
+            tf_private.add_control_inputs(op, before)
+        latest[op.device] = previous = op

@@ -1,0 +1,120 @@
+"""Every private TensorFlow name that the package uses, each with what it does.
+
+All of them exist in TensorFlow 2.16 to 2.21; the versions after a name say more where it is
+older. Nothing else in the package imports from `tensorflow.python` or `tensorflow.core`, or
+touches an attribute that starts with an underscore.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
+from tensorflow.python.framework import test_util
+from tensorflow.python.grappler import cluster as grappler_cluster
+from tensorflow.python.grappler import item as grappler_item
+
+
+#: The ops that make up v1 loops and branches.
+LOOP_TYPES = frozenset(
+    "Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration "
+    "LoopCond".split()
+)
+
+
+def onednn_enabled() -> bool:
+    """Whether CPU kernels come from oneDNN (`TF_ENABLE_ONEDNN_OPTS`). `IsMklEnabled`: 1.x on."""
+    return bool(test_util.IsMklEnabled())
+
+
+def is_seed(op: tf.Operation) -> bool:
+    """Whether `tf.gradients` made `op` to hold the gradient that starts the backward pass.
+
+    `gradients_util._DefaultGradYs` names these ops `<scope>/grad_ys_<i>`: 1.0 on.
+    """
+    return re.search(r"(^|/)grad_ys_\d+", op.name) is not None
+
+
+def in_control_flow(op: tf.Operation) -> bool:
+    """Whether `op` lies in a v1 `while_loop` or `cond`. `_get_control_flow_context`: 1.0 on."""
+    context = op._get_control_flow_context()
+    return context is not None and not context.IsXLAContext()
+
+
+def can_wait(op: tf.Operation) -> bool:
+    """Whether `op` may wait for, and be waited for by, any other op.
+
+    Ops of a v1 loop or branch may not: their frame is another, or they may not run at all.
+    """
+    return op.type not in LOOP_TYPES and not in_control_flow(op)
+
+
+def is_reference(tensor: tf.Tensor) -> bool:
+    """Whether `tensor` is a v1 reference variable. `DType._is_ref_dtype`: 1.0 on."""
+    return tensor.dtype._is_ref_dtype
+
+
+def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Makes `tensor` the input `index` of `op`. `Operation._update_input`: 1.0 on."""
+    op._update_input(index, tensor)
+
+
+def add_control_inputs(op: tf.Operation, before: Iterable[tf.Operation]) -> None:
+    """Makes `op` wait for the ops `before`. `Operation._add_control_inputs`: 1.0 on."""
+    op._add_control_inputs(list(before))
+
+
+def colocation(op: tf.Operation) -> list[bytes]:
+    """The groups that `op` was explicitly colocated with. The attribute `_class`: 1.0 on."""
+    try:
+        return op.get_attr("_class")
+    except ValueError:
+        return []
+
+
+def set_colocation(op: tf.Operation, groups: Sequence[bytes]) -> None:
+    """Colocates `op` with the named groups. `Operation._set_attr`: 1.0 on."""
+    value = attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(s=groups))
+    op._set_attr("_class", value)
+
+
+class Estimator:
+    """Grappler's view of a graph: inferred shapes and estimated costs; nothing runs.
+
+    `grappler.item.Item` and `grappler.cluster.Cluster`, 1.5 on.
+
+    Args:
+        graph_def: the graph.
+        fetches: names of the nodes that a step fetches.
+        device: properties of the device to estimate for (`DeviceProperties` fields).
+    """
+
+    def __init__(
+        self,
+        graph_def: tf.compat.v1.GraphDef,
+        fetches: Sequence[str],
+        device: dict[str, int | str],
+    ) -> None:
+        meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
+        meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
+        self._item = grappler_item.Item(meta_graph)
+        self._device = device_properties_pb2.NamedDevice(
+            name="/job:localhost/replica:0/task:0/device:CPU:0",
+            properties=device_properties_pb2.DeviceProperties(**device),
+        )
+
+    def shapes(self) -> dict[str, list[list[int]]]:
+        """The inferred shape of every output of every node; -1 for an unknown size."""
+        return {
+            node: [[dim.size for dim in p.shape.dim] for p in properties]
+            for node, properties in self._item.GetOpProperties().items()
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """The estimated seconds of one run of every node that the fetches need."""
+        cluster = grappler_cluster.Cluster(devices=[self._device])
+        costs, _, _ = cluster.MeasureCosts(self._item)
+        return {cost.node: cost.compute_cost * 1e-9 for cost in costs}

@@ -1,0 +1,1 @@
+"""Planning: from a problem to a schedule. Imports nothing of TensorFlow."""

@@ -1,0 +1,244 @@
+"""Checkpoints at cuts of the forward order, chosen for the lowest peak.
+
+A cut is a position in the forward order; the tensors alive there are kept, and what lies between
+two cuts (a segment) is recomputed together. A cut may hold several tensors, so a graph needs no
+bottleneck. This is the prefix family of Kusumoto et al. (NeurIPS 2019), with the liveness inside
+segments counted as well: the simulated peak of the backward pass tells what each segment takes.
+
+What is not optimal: only cuts of one order are tried, and each segment is recomputed whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from memory_saving_gradients.planning.keep import keeping
+from memory_saving_gradients.planning.problem import Problem
+from memory_saving_gradients.planning.simulate import simulate
+
+#: At most so many positions are tried as cuts.
+MOST_CUTS = 400
+
+# Peaks to aim at, as multiples of the lowest one that the segment model holds possible.
+_AIMS = (1.0, 1.01, 1.02, 1.04, 1.06, 1.08, 1.1, 1.15, 1.2, 1.3)
+
+# Hill climbing moves a cut by so many positions, and simulates so many ops in all.
+_STEPS = (1, -1, 2, -2, 4, -4)
+_MOVES = 25_000
+
+
+def lowest_peak(problem: Problem) -> list[int]:
+    """The cuts whose schedule has the lowest simulated peak.
+
+    Args:
+        problem: the step.
+
+    Returns:
+        A schedule that runs no op more than twice.
+    """
+    model = _Segments(problem)
+    floor = model.lowest_aim()
+    found = _Tried(problem)
+    for factor in _AIMS:
+        cuts = model.cuts_for(floor * factor)
+        if cuts is not None:
+            found.judge(cuts)
+    _improve(problem, found)
+    return found.schedule
+
+
+class _Tried:
+    """The cuts that were simulated, and the best of them: the lowest peak, then the lowest cost."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._seen: set[tuple[int, ...]] = set()
+        self.value: tuple[int, float] | None = None
+        self.cuts: tuple[int, ...] = ()
+        self.schedule: list[int] = []
+
+    def judge(self, cuts: tuple[int, ...]) -> bool:
+        """Simulates `cuts`; True if they are the best so far."""
+        if cuts in self._seen:
+            return False
+        self._seen.add(cuts)
+        schedule = keeping(self._problem, kept_at(self._problem, cuts))
+        simulation = simulate(self._problem, schedule)
+        value = simulation.peak, simulation.cost
+        if self.value is not None and value >= self.value:
+            return False
+        self.value, self.cuts, self.schedule = value, cuts, schedule
+        return True
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+
+def _improve(problem: Problem, found: _Tried) -> None:
+    """Hill climbing: drops, moves and adds single cuts while that helps, within `_MOVES`."""
+    end = problem.forward_count
+    most = len(found) + _MOVES // (1 + len(problem.ops))
+    better = True
+    while better and len(found) < most:
+        better = False
+        cuts = found.cuts
+        moves = [cuts[:i] + cuts[i + 1 :] for i in range(len(cuts))]
+        for step in _STEPS:
+            moves += [(*cuts[:i], cut + step, *cuts[i + 1 :]) for i, cut in enumerate(cuts)]
+        bounds = (0, *cuts, end)
+        moves += [
+            (*cuts[:i], (a + b) // 2, *cuts[i:])
+            for i, (a, b) in enumerate(itertools.pairwise(bounds))
+        ]
+        for move in moves:
+            in_order = all(a < b for a, b in itertools.pairwise((0, *move, end)))
+            if in_order and len(found) < most and found.judge(move):
+                better = True
+                break
+
+
+def kept_at(problem: Problem, cuts: Iterable[int]) -> set[int]:
+    """The tensors that cuts keep: those alive at a cut, and all that are made after the last.
+
+    Args:
+        problem: the step.
+        cuts: positions; cut p lies after the first p forward ops.
+    """
+    positions = sorted(cuts)
+    made, last_read = _forward_spans(problem)
+    after = np.searchsorted(positions, made, side="right")  # the first cut after the making
+    bound = np.array([*positions, np.iinfo(np.int64).max])
+    kept = (made >= 0) & ((after == len(positions)) | (last_read >= bound[after]))
+    return set(np.flatnonzero(kept).tolist())
+
+
+def _forward_spans(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """The forward op that makes each tensor and the last forward op that reads it, or -1."""
+    made = np.full(len(problem.tensors), -1)
+    last_read = np.full(len(problem.tensors), -1)
+    for index, op in enumerate(problem.ops):
+        if not op.backward:
+            made[list(op.outputs)] = index
+            last_read[list(op.inputs)] = index
+    return made, last_read
+
+
+class _Segments:
+    """What a segment between two candidate cuts takes, read off the step without recomputation.
+
+    Attributes:
+        cuts: candidate positions, the first one 0 (the start, where nothing is kept).
+        keep: `keep[p, q]`, the bytes that cut q keeps and no cut up to p does.
+        take: `take[p, q]`, the most bytes that recomputing the segment between cuts p and q and
+            its backward pass need beside all that is kept.
+        last: `last[p]`, the same for what follows cut p, which is not recomputed.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        made, last_read = _forward_spans(problem)
+        size = np.array([tensor.bytes for tensor in problem.tensors], dtype=np.int64)
+        self.cuts = cuts = _candidates(problem, made, last_read, size)
+        count = len(cuts)
+        forward = np.flatnonzero(made >= 0)
+        size, made, last_read = size[forward], made[forward], last_read[forward]
+        made_in = np.searchsorted(cuts, made, side="right") - 1
+        read_in = np.searchsorted(cuts, last_read, side="right") - 1
+
+        grid = np.zeros((count, count), dtype=np.int64)  # by segment of making and of last read
+        np.add.at(grid, (made_in, np.maximum(read_in, made_in)), size)
+        read_from = grid[:, ::-1].cumsum(axis=1)[:, ::-1]  # last read in this segment or later
+        below = np.vstack([np.zeros(count, dtype=np.int64), read_from.cumsum(axis=0)])
+        self.keep = np.diagonal(below[:count]) - below[:count]
+
+        wanted = np.zeros(len(problem.tensors), dtype=bool)
+        for op in problem.ops[problem.forward_count :]:
+            wanted[list(op.inputs)] = True
+        needed = np.bincount(made_in, weights=size * wanted[forward], minlength=count)
+        held = np.concatenate([[0], needed.cumsum()[:-1]]).astype(np.int64)
+
+        timeline = simulate(problem, range(len(problem.ops))).timeline
+        ahead, back, gradient = _by_segment(problem, timeline, cuts, held)
+        self.take = np.zeros((count, count), dtype=np.int64)
+        for q in range(1, count):
+            most_back = np.maximum.accumulate(back[:q][::-1])[::-1]
+            most_ahead = np.maximum.accumulate(ahead[:q][::-1])[::-1]
+            self.take[:q, q] = np.maximum(most_back, most_ahead + gradient[q]) - held[:q]
+        self.last = np.maximum.accumulate(np.maximum(back, ahead)[::-1])[::-1] - held
+
+    def lowest_aim(self) -> float:
+        """The lowest peak, to within half a percent, for which there are cuts."""
+        low, high = 0.0, float(self.last[0])
+        while high - low > 0.005 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.cuts_for(middle) is None else (low, middle)
+        return high
+
+    def cuts_for(self, peak: float) -> tuple[int, ...] | None:
+        """The cuts that keep the fewest bytes within `peak`, or None if there are none."""
+        count = len(self.cuts)
+        kept = np.full(count, np.inf)  # with this cut as the last one
+        before = np.zeros(count, dtype=np.int64)
+        kept[0] = 0
+        for q in range(1, count):
+            sums = np.where(kept[:q] + self.take[:q, q] <= peak, kept[:q] + self.keep[:q, q], np.inf)
+            before[q] = sums.argmin()
+            kept[q] = sums[before[q]]
+        total = np.where(kept + self.last <= peak, kept, np.inf)
+        at = int(total.argmin())
+        if not np.isfinite(total[at]):
+            return None
+        chosen = []
+        while at:
+            chosen.append(int(self.cuts[at]))
+            at = int(before[at])
+        return tuple(reversed(chosen))
+
+
+def _candidates(
+    problem: Problem, made: np.ndarray, last_read: np.ndarray, size: np.ndarray
+) -> np.ndarray:
+    """Positions to try as cuts: of each stretch of the forward order, where fewest bytes cross."""
+    count = problem.forward_count
+    crossing = np.zeros(count + 1, dtype=np.int64)
+    crosses = (made >= 0) & (last_read > made)
+    np.add.at(crossing, made[crosses] + 1, size[crosses])
+    np.add.at(crossing, last_read[crosses] + 1, -size[crosses])
+    crossing = crossing.cumsum()
+    edges = np.linspace(1, count, min(count, MOST_CUTS) + 1).astype(np.int64)[:-1]
+    stretches = np.split(np.arange(1, count), edges[1:] - 1) if count > 1 else []
+    best = [int(s[crossing[s].argmin()]) for s in stretches if len(s)]
+    return np.array([0, *best])
+
+
+def _by_segment(
+    problem: Problem, timeline: Sequence[int], cuts: np.ndarray, held: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bytes that the plain step reaches in each segment.
+
+    A backward op belongs to the segment of the latest activation that it or any later op reads.
+
+    Returns:
+        By segment: the most bytes in the forward pass, the most in the backward pass, and the
+        bytes of gradients when the backward pass comes to its start from behind.
+    """
+    made_by = problem.producers()
+    forward = problem.forward_count
+    count = len(cuts)
+    ahead = np.zeros(count, dtype=np.int64)
+    back = np.zeros(count, dtype=np.int64)
+    gradient = np.zeros(count, dtype=np.int64)
+    segment = np.searchsorted(cuts, np.arange(forward), side="right") - 1
+    np.maximum.at(ahead, segment, np.array(timeline[:forward]))
+    latest = -1
+    for index in reversed(range(forward, len(problem.ops))):
+        read = [made_by[t] for t in problem.ops[index].inputs if made_by[t] < forward]
+        latest = max([latest, *read])
+        at = segment[latest] if latest >= 0 else 0
+        back[at] = max(back[at], timeline[index])
+        # Going backwards in time, the earliest op of a segment is the last one written here.
+        entered = np.searchsorted(cuts, latest, side="right")
+        gradient[entered:] = max(0, timeline[index] - held[min(entered, count - 1)])
+    return ahead, back, gradient

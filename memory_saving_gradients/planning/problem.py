@@ -1,0 +1,87 @@
+"""A training step as data, and schedules of it. No TensorFlow in here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Op:
+    """One op of a step; tensors are named by their index in `Problem.tensors`.
+
+    Attributes:
+        name: the op's name in its graph.
+        inputs: the tensors it reads, each once.
+        outputs: the tensors it makes.
+        cost: estimated seconds of one run.
+        workspace: bytes it takes while it runs, beside inputs and outputs.
+        backward: True for an op of the backward pass, which nothing may recompute.
+        pinned: True for an op that must not run twice (random, stateful, side effects).
+        in_place: True where the kernel writes an output into the buffer of an input of equal
+            size that nothing reads later.
+        expensive: True where the op does arithmetic worth keeping (matrix products and the like).
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cost: float = 1.0
+    workspace: int = 0
+    backward: bool = False
+    pinned: bool = False
+    in_place: bool = False
+    expensive: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tensor:
+    """A buffer of the step: its name and its bytes."""
+
+    name: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A training step: ops in an order in which they can run, forward before backward.
+
+    Views (reshape, identity) and tensors too small to matter are left out: a view is the tensor
+    that it shows, and a tensor that is not here is always at hand.
+
+    Attributes:
+        ops: forward ops, then backward ops; every input is made by an earlier op or by none
+            (such a tensor is there from the start).
+        tensors: every tensor that an op reads or makes.
+        results: tensors that live to the end of the step (the gradients).
+        as_executed: the order in which the ops run without any recomputation; by default the
+            order of `ops`.
+    """
+
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    results: frozenset[int] = frozenset()
+    as_executed: tuple[int, ...] = ()
+
+    @property
+    def forward_count(self) -> int:
+        """How many ops belong to the forward pass; they are the first ones."""
+        return sum(not op.backward for op in self.ops)
+
+    def producers(self) -> list[int]:
+        """The op that makes each tensor, -1 for a tensor that is there from the start."""
+        made_by = [-1] * len(self.tensors)
+        for index, op in enumerate(self.ops):
+            for tensor in op.outputs:
+                made_by[tensor] = index
+        return made_by
+
+
+#: Indices into `Problem.ops`, in the order of running, with repeats. An input always means the
+#: newest copy of its tensor.
+Schedule = Sequence[int]
+
+
+def baseline(problem: Problem) -> Schedule:
+    """The schedule without recomputation: every op once."""
+    return problem.as_executed or range(len(problem.ops))
