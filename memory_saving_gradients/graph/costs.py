@@ -38,9 +38,7 @@ class Shapes:
         fetches: the ops whose outputs a step fetches.
     """
 
-    def __init__(
-        self, operations: Sequence[tf.Operation], fetches: Sequence[tf.Operation]
-    ) -> None:
+    def __init__(self, operations: Sequence[tf.Operation], fetches: Sequence[tf.Operation]) -> None:
         self._inferred: dict[str, list[list[int]]] = {}
         outputs = (t for op in operations for t in op.outputs)
         if not all(t.shape.is_fully_defined() for t in outputs if t.dtype.size):

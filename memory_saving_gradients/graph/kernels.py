@@ -83,10 +83,7 @@ def workspace(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
         return math.prod(shapes[1]) * (size + 8)
     if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput") and not onednn_enabled():
         is_filter = op.type == "Conv2DBackpropFilter"
-        if is_filter:
-            kernel = op.outputs[0].shape.as_list()
-        else:
-            kernel = list(shapes[1])
+        kernel = op.outputs[0].shape.as_list() if is_filter else list(shapes[1])
         batch, height, width, filters = shapes[2]
         if None in kernel:
             return 0

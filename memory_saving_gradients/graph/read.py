@@ -17,6 +17,9 @@ from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 NEGLIGIBLE = 0.002
 
 _BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
+# What opens and closes a v1 loop or branch.
+_BEGINS = frozenset({"Switch", "RefSwitch", "Enter", "RefEnter"})
+_ENDS = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
 # Their outputs are the caller's or a variable's, not the step's.
 _SOURCES = frozenset(
     "Placeholder PlaceholderV2 PlaceholderWithDefault Const VariableV2 Variable VarHandleOp "
@@ -37,12 +40,14 @@ class Reading:
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
         new: names of the ops that differentiation made.
+        conditional: names of the ops of v1 loops and branches.
     """
 
     problem: Problem
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
     new: frozenset[str]
+    conditional: frozenset[str]
 
 
 def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
@@ -57,11 +62,12 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
         The step as a problem, with the way back to the graph.
     """
     created = {op: i for i, op in enumerate(results[0].graph.get_operations())}
-    operations = sorted(_ancestors(results), key=created.__getitem__)
+    graph = _dependencies(results)
+    operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(operations, created, first_new)
     shapes = Shapes(operations, [t.op for t in results])
     buffers = _Buffers(operations, shapes)
-    ordered = _order(operations, created, first_new, backward, buffers)
+    ordered = _order(graph, operations, created, first_new, backward, buffers)
 
     tensor_of: dict[str, int] = {}
     tensors: list[Tensor] = []
@@ -79,7 +85,8 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
     seconds = estimate_seconds(kept_ops, shapes)
     a_byte = _seconds_a_byte(kept_ops, seconds, buffers)
     problem_ops = []
-    pinned = _pinned(ordered, buffers)
+    conditional = _conditional(ordered)
+    pinned = _pinned(ordered, conditional, buffers)
     for op in kept_ops:
         moved = sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs))
         problem_ops.append(
@@ -92,33 +99,35 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
                 backward=op in backward,
                 pinned=op in pinned,
                 in_place=op.type in kernels.IN_PLACE,
-                expensive=op.type in kernels.EXPENSIVE
-                or seconds[op.name] > _DEAR * moved * a_byte,
+                expensive=op.type in kernels.EXPENSIVE or seconds[op.name] > max(_DEAR * moved * a_byte, _NOTHING),
             )
         )
     kept = frozenset(tensor_of[t.name] for t in results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
-    executed = tuple(index_of[op] for op in _as_executed(ordered) if op in index_of)
+    executed = tuple(index_of[op] for op in _as_executed(graph, ordered) if op in index_of)
     problem = Problem(tuple(problem_ops), tuple(tensors), kept, executed)
     new = frozenset(op.name for op in operations if created[op] >= first_new)
-    return Reading(problem, kept_ops, tensor_of, new)
+    return Reading(problem, kept_ops, tensor_of, new, frozenset(op.name for op in conditional))
 
 
 # An op whose estimate is this many times that of the median op, byte for byte, does more than
 # read and write.
-_DEAR = 20
+_DEAR = 100
+_NOTHING = 1e-5  # seconds; below it no op is dear
 
 
-def _ancestors(results: Iterable[tf.Tensor]) -> set[tf.Operation]:
-    found = {t.op for t in results}
-    waiting = list(found)
+def _dependencies(results: Iterable[tf.Tensor]) -> nx.DiGraph:
+    """The ops that `results` need, with an edge from each op to those that wait for it."""
+    graph = nx.DiGraph()
+    waiting = list({t.op for t in results})
+    graph.add_nodes_from(waiting)
     while waiting:
         op = waiting.pop()
-        for before in (*(t.op for t in op.inputs), *op.control_inputs):
-            if before not in found:
-                found.add(before)
-                waiting.append(before)
-    return found
+        before = {t.op for t in op.inputs if t.op.type not in _BACK_EDGES}
+        before.update(op.control_inputs)
+        waiting.extend(other for other in before if other not in graph)
+        graph.add_edges_from((other, op) for other in before)
+    return graph
 
 
 def _backward(
@@ -174,6 +183,7 @@ class _Buffers:
 
 
 def _order(
+    graph: nx.DiGraph,
     operations: Sequence[tf.Operation],
     created: dict[tf.Operation, int],
     first_new: int,
@@ -187,12 +197,6 @@ def _order(
     reads none goes with those that read its output. What `tf.gradients` made but does not wait
     for a gradient runs as soon as it can.
     """
-    graph = nx.DiGraph()
-    graph.add_nodes_from(operations)
-    for op in operations:
-        graph.add_edges_from((t.op, op) for t in op.inputs if t.op.type not in _BACK_EDGES)
-        graph.add_edges_from((before, op) for before in op.control_inputs)
-
     latest: dict[tf.Operation, int] = {}  # the activation that an op goes with
     reads: set[tf.Operation] = set()
     for op in reversed(operations):
@@ -215,7 +219,7 @@ def _order(
     return list(nx.lexicographical_topological_sort(graph, key=key))
 
 
-def _as_executed(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
+def _as_executed(graph: nx.DiGraph, operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     """The order in which TensorFlow's executor runs ops that nothing else orders.
 
     With one inter-op thread the executor goes on with one of the ops that an op made ready and
@@ -224,29 +228,23 @@ def _as_executed(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     ends.
 
     Args:
-        operations: the ops, each after its inputs.
+        graph: who waits for whom.
+        operations: the ops, each after those that it waits for.
     """
-    waiting: dict[tf.Operation, int] = {}
-    readers: dict[tf.Operation, list[tf.Operation]] = {op: [] for op in operations}
-    for op in operations:
-        before = {t.op for t in op.inputs if t.op.type not in _BACK_EDGES}
-        before.update(op.control_inputs)
-        waiting[op] = len(before)
-        for other in before:
-            readers[other].append(op)
+    waiting = dict(graph.in_degree)
     to_end: dict[tf.Operation, int] = {}
     for op in reversed(operations):
-        to_end[op] = 1 + max((to_end[reader] for reader in readers[op]), default=0)
+        to_end[op] = 1 + max((to_end[after] for after in graph.successors(op)), default=0)
     stack = [op for op in reversed(operations) if not waiting[op]]
     order = []
     while stack:
         op = stack.pop()
         order.append(op)
         ready = []
-        for reader in readers[op]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
+        for after in graph.successors(op):
+            waiting[after] -= 1
+            if not waiting[after]:
+                ready.append(after)
         stack.extend(sorted(ready, key=to_end.__getitem__))
     return order
 
@@ -262,7 +260,25 @@ def _reads(op: tf.Operation, tensor_of: dict[str, int]) -> list[int]:
     return list(dict.fromkeys(tensor_of[t.name] for t in op.inputs if t.name in tensor_of))
 
 
-def _pinned(operations: Sequence[tf.Operation], buffers: _Buffers) -> set[tf.Operation]:
+def _conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """The ops of v1 loops and branches: they run in a frame of their own, or not at all.
+
+    Such an op can neither run twice nor wait for, or be waited for by, an op outside.
+    """
+    found: set[tf.Operation] = set()
+    for op in operations:
+        if op.type in _ENDS or (
+            op.type in _BEGINS
+            or tf_private.in_control_flow(op)
+            or any(t.op in found and t.op.type not in _ENDS for t in op.inputs)
+        ):
+            found.add(op)
+    return found
+
+
+def _pinned(
+    operations: Sequence[tf.Operation], conditional: set[tf.Operation], buffers: _Buffers
+) -> set[tf.Operation]:
     """The ops whose second run could differ, have an effect, or cannot be had.
 
     Of the element-wise ops that make a dropout mask from random numbers, those that make it
@@ -283,7 +299,7 @@ def _pinned(operations: Sequence[tf.Operation], buffers: _Buffers) -> set[tf.Ope
             op.op_def.is_stateful
             or op.type in _SOURCES
             or op.type in _SIDE_EFFECTS
-            or not tf_private.can_wait(op)
+            or op in conditional
             or any(t.dtype in _HANDLES for t in (*op.inputs, *op.outputs))
             or any(tf_private.is_reference(t) for t in (*op.inputs, *op.outputs))
             or out_bytes < drawn.get(op, 0)

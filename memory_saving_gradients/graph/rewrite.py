@@ -15,8 +15,10 @@ into one op, and any other edge could close a cycle through the merged op.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Container, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -47,6 +49,19 @@ class _Run:
     in_backward: bool
 
 
+#: The name under which the gradient of every copy is registered.
+NOT_DIFFERENTIABLE = "MemorySavingGradientsCopy"
+
+
+@tf.RegisterGradient(NOT_DIFFERENTIABLE)
+def _refuse(op: tf.Operation, *grads: tf.Tensor) -> None:
+    raise NotImplementedError(
+        f'"{op.name}" was recomputed by memory_saving_gradients, and TensorFlow\'s own gradients '
+        "would miss what flows through the original. For a gradient of a gradient, call "
+        "memory_saving_gradients.gradients() the second time, too."
+    )
+
+
 def rewrite(reading: Reading, schedule: Schedule) -> None:
     """Makes the graph follow a schedule.
 
@@ -58,9 +73,42 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
     for index in schedule:
         edits.add_run(index)
     copies = _make_copies(edits)
+    rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for op, index, reference in edits.inputs:
-        tf_private.update_input(op, index, copies[str(reference.copy)].outputs[reference.index])
-    _enforce(edits.runs, copies)
+        copy = copies[str(reference.copy)].outputs[reference.index]
+        rerouted.setdefault((op.name, index), op.inputs[index].name)
+        tf_private.update_input(op, index, copy)
+    _enforce(reading, edits.runs, copies)
+
+
+#: By graph: (op, input) -> the tensor that it read before it was made to read a copy. Names, as
+#: an op would keep its graph alive.
+_rerouted: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[str, int], str]]
+_rerouted = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def as_differentiated(graph: tf.Graph, ops: Container[str]) -> Iterator[None]:
+    """Within it, the rewritten ones of `ops` read what they did before any rewriting.
+
+    To differentiate a rewritten graph again would miss what flows through the originals of
+    recomputed tensors.
+
+    Args:
+        graph: the graph.
+        ops: names of ops.
+    """
+    moved = []
+    for (name, index), tensor in _rerouted.get(graph, {}).items():
+        if name in ops:
+            op = graph.get_operation_by_name(name)
+            moved.append((op, index, op.inputs[index]))
+            tf_private.update_input(op, index, graph.get_tensor_by_name(tensor))
+    try:
+        yield
+    finally:
+        for op, index, copy in moved:
+            tf_private.update_input(op, index, copy)
 
 
 class _Edits:
@@ -122,6 +170,7 @@ class _Edits:
         while node.name in self.nodes:
             node.name += "_again"
         node.attr.pop("_class", None)
+        node.attr["_gradient_op_type"].s = NOT_DIFFERENTIABLE.encode()
         del node.input[:]
         for reference in references:
             if reference.copy:
@@ -164,7 +213,7 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
     return copies
 
 
-def _enforce(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
+def _enforce(reading: Reading, runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
     """Makes the runs of the backward pass wait for one another, in their order.
 
     Runs on one device form a chain. The first of several recomputed ops waits for the run before
@@ -182,7 +231,7 @@ def _enforce(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
         if op.type == "BiasAddGrad":
             due.setdefault(max(i, last_reader.get(id(op.inputs[0]), i)), []).append(op)
             continue
-        if not tf_private.can_wait(op):
+        if run.op.name in reading.conditional:
             continue
         if run.in_backward and previous is not None:
             begins = run.copy and not runs[i - 1].copy

@@ -18,13 +18,6 @@ from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import item as grappler_item
 
 
-#: The ops that make up v1 loops and branches.
-LOOP_TYPES = frozenset(
-    "Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration "
-    "LoopCond".split()
-)
-
-
 def onednn_enabled() -> bool:
     """Whether CPU kernels come from oneDNN (`TF_ENABLE_ONEDNN_OPTS`). `IsMklEnabled`: 1.x on."""
     return bool(test_util.IsMklEnabled())
@@ -42,14 +35,6 @@ def in_control_flow(op: tf.Operation) -> bool:
     """Whether `op` lies in a v1 `while_loop` or `cond`. `_get_control_flow_context`: 1.0 on."""
     context = op._get_control_flow_context()
     return context is not None and not context.IsXLAContext()
-
-
-def can_wait(op: tf.Operation) -> bool:
-    """Whether `op` may wait for, and be waited for by, any other op.
-
-    Ops of a v1 loop or branch may not: their frame is another, or they may not run at all.
-    """
-    return op.type not in LOOP_TYPES and not in_control_flow(op)
 
 
 def is_reference(tensor: tf.Tensor) -> bool:

@@ -183,7 +183,9 @@ class _Segments:
         before = np.zeros(count, dtype=np.int64)
         kept[0] = 0
         for q in range(1, count):
-            sums = np.where(kept[:q] + self.take[:q, q] <= peak, kept[:q] + self.keep[:q, q], np.inf)
+            sums = np.where(
+                kept[:q] + self.take[:q, q] <= peak, kept[:q] + self.keep[:q, q], np.inf
+            )
             before[q] = sums.argmin()
             kept[q] = sums[before[q]]
         total = np.where(kept + self.last <= peak, kept, np.inf)
@@ -235,10 +237,10 @@ def _by_segment(
     latest = -1
     for index in reversed(range(forward, len(problem.ops))):
         read = [made_by[t] for t in problem.ops[index].inputs if made_by[t] < forward]
-        latest = max([latest, *read])
-        at = segment[latest] if latest >= 0 else 0
+        latest = max(latest, *read, -1)
+        at = int(segment[latest]) if latest >= 0 else 0
         back[at] = max(back[at], timeline[index])
         # Going backwards in time, the earliest op of a segment is the last one written here.
-        entered = np.searchsorted(cuts, latest, side="right")
+        entered = int(np.searchsorted(cuts, latest, side="right"))
         gradient[entered:] = max(0, timeline[index] - held[min(entered, count - 1)])
     return ahead, back, gradient

@@ -1,0 +1,18 @@
+"""Train networks that do not fit into memory, on TensorFlow."""
+
+from memory_saving_gradients.gradients import (
+    gradients,
+    gradients_collection,
+    gradients_memory,
+    gradients_speed,
+)
+from memory_saving_gradients.plan import Plan, get_plans
+
+__all__ = [
+    "Plan",
+    "get_plans",
+    "gradients",
+    "gradients_collection",
+    "gradients_memory",
+    "gradients_speed",
+]

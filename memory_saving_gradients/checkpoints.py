@@ -1,0 +1,167 @@
+"""What a user may say of checkpoints, and the tensors that it means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from memory_saving_gradients.planning.strategies import STRATEGIES
+
+#: The graph collection that `"collection"` reads.
+COLLECTION = "checkpoints"
+
+Checkpoints: TypeAlias = (
+    str
+    | Callable[[tf.Operation], bool]
+    | tf.Tensor
+    | tf.Operation
+    | re.Pattern
+    | Sequence[str | re.Pattern | tf.Tensor | tf.Operation]
+)
+
+_CHOOSE_BY_THEMSELVES = " and ".join(f'"{name}"' for name in sorted(STRATEGIES))
+
+
+def resolve(
+    checkpoints: Any, forward: dict[str, tf.Operation], graph: tf.Graph
+) -> tuple[str, list[tf.Tensor] | None]:
+    """The strategy and the tensors that `checkpoints` means.
+
+    Args:
+        checkpoints: what the user said; see `gradients`.
+        forward: the forward graph, as `forward_operations` gives it.
+        graph: the graph that they are in.
+
+    Returns:
+        The name of the strategy, and the tensors to keep; None for a strategy that chooses
+        checkpoints by itself.
+
+    Raises:
+        TypeError: `checkpoints` is of no type that is understood.
+        ValueError: a checkpoint is not in the forward graph, a name matches nothing, the
+            collection is empty, or the strategy is unknown.
+    """
+    if isinstance(checkpoints, str):
+        if checkpoints in STRATEGIES:
+            return checkpoints, None
+        if checkpoints != "collection":
+            known = ", ".join(f'"{name}"' for name in ["collection", *STRATEGIES])
+            raise ValueError(
+                f'unknown strategy "{checkpoints}": checkpoints must be one of {known}, a list '
+                "of tensors, names or regular expressions, or a function from a tf.Operation to "
+                "bool. A single name goes into a list."
+            )
+    if isinstance(checkpoints, str):
+        return "collection", _collected(graph, forward)
+    if callable(checkpoints) and not tf.is_tensor(checkpoints):
+        return "policy", [t for op in forward.values() if checkpoints(op) for t in op.outputs]
+    if isinstance(checkpoints, tf.Tensor | tf.Operation | re.Pattern):
+        checkpoints = [checkpoints]
+    if not isinstance(checkpoints, Iterable) or isinstance(checkpoints, dict):
+        raise TypeError(
+            f"checkpoints must be a strategy, a function, or a list of tensors and names, "
+            f"got {checkpoints!r} of type {type(checkpoints).__name__}"
+        )
+    given = [t for item in checkpoints for t in _tensors(item, forward, graph)]
+    if not given:
+        raise ValueError(
+            "checkpoints is an empty list: name at least one tensor, or use a strategy that "
+            f"chooses by itself ({_CHOOSE_BY_THEMSELVES})"
+        )
+    return "list", given
+
+
+def forward_operations(ys: Iterable[tf.Tensor]) -> dict[str, tf.Operation]:
+    """The ops that any y depends on, by name."""
+    found: dict[str, tf.Operation] = {}
+    waiting = [y.op for y in ys]
+    while waiting:
+        op = waiting.pop()
+        if op.name not in found:
+            found[op.name] = op
+            waiting.extend(t.op for t in op.inputs)
+    return dict(reversed(found.items()))
+
+
+def _collected(graph: tf.Graph, forward: dict[str, tf.Operation]) -> list[tf.Tensor]:
+    """The tensors of the collection that belong to this forward graph."""
+    tensors = [
+        t
+        for item in graph.get_collection(COLLECTION)
+        for t in (item.outputs if isinstance(item, tf.Operation) else [item])
+    ]
+    ours = [t for t in tensors if t.graph is graph and forward.get(t.op.name) is t.op]
+    if not ours:
+        state = f"holds {len(tensors)} tensors, none of them in" if tensors else "is empty in"
+        raise ValueError(
+            f'the collection "{COLLECTION}" {state} the forward graph of ys and xs. Fill it with '
+            f'tf.compat.v1.add_to_collection("{COLLECTION}", tensor) while the model is built, or '
+            f"use a strategy that chooses by itself: checkpoints={_CHOOSE_BY_THEMSELVES}."
+        )
+    return ours
+
+
+def _tensors(item: Any, forward: dict[str, tf.Operation], graph: tf.Graph) -> Sequence[tf.Tensor]:
+    """The tensors that one entry of a list of checkpoints means."""
+    if isinstance(item, tf.Operation):
+        for tensor in item.outputs:
+            _check_in_forward(tensor, forward, graph)
+        return item.outputs
+    if isinstance(item, str | re.Pattern):
+        return _named(item, forward)
+    if not tf.is_tensor(item):
+        raise TypeError(
+            f"a checkpoint must be a tensor, an op, a name or a regular expression, got {item!r} "
+            f"of type {type(item).__name__}"
+        )
+    _check_in_forward(item, forward, graph)
+    return [item]
+
+
+def _check_in_forward(tensor: tf.Tensor, forward: dict[str, tf.Operation], graph: tf.Graph) -> None:
+    if not isinstance(getattr(tensor, "graph", None), tf.Graph) or is_eager(tensor):
+        raise ValueError(
+            f"checkpoint {tensor!r} is an eager tensor: checkpoints are tensors of the graph that "
+            "is differentiated. Call gradients() and name checkpoints inside a tf.function."
+        )
+    if tensor.graph is not graph:
+        raise ValueError(
+            f'checkpoint "{tensor.name}" belongs to another graph than ys: take it from the graph '
+            "that is differentiated"
+        )
+    if forward.get(tensor.op.name) is not tensor.op:
+        raise ValueError(
+            f'checkpoint "{tensor.name}" is not in the forward graph of ys and xs: no y depends '
+            "on it. Leave it out, or differentiate what depends on it."
+        )
+
+
+def _named(pattern: str | re.Pattern, forward: dict[str, tf.Operation]) -> list[tf.Tensor]:
+    """The forward tensors of that name, or those whose op's name the expression matches."""
+    if isinstance(pattern, str):
+        name, _, index = pattern.partition(":")
+        if name in forward:
+            outputs = forward[name].outputs
+            if not index:
+                return list(outputs)
+            if index.isdigit() and int(index) < len(outputs):
+                return [outputs[int(index)]]
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f'checkpoint "{pattern}" is no regular expression: {error}') from error
+    found = [t for op in forward.values() for t in op.outputs if expression.search(t.name)]
+    if not found:
+        raise ValueError(
+            f'checkpoint "{expression.pattern}" is neither the name of a tensor or op in the '
+            "forward graph of ys and xs nor a regular expression that matches one"
+        )
+    return found
+
+
+def is_eager(value: object) -> bool:
+    """Whether `value` is a tensor outside any graph."""
+    return tf.is_tensor(value) and hasattr(value, "numpy")

@@ -1,0 +1,165 @@
+"""Peak memory and step time of real runs: the proof that a plan saves what it says."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One allocation of a traced step.
+
+    Attributes:
+        micros: when, in microseconds.
+        bytes: how much; negative when it is given back.
+        node: the node whose kernel allocated it.
+    """
+
+    micros: int
+    bytes: int
+    node: str
+
+
+def session_events(
+    session: tf.compat.v1.Session, fetches: Any, feed_dict: dict | None = None
+) -> list[Event]:
+    """All allocations of one traced step, in the order of time.
+
+    Args:
+        session: the session to run in; run it once before, so that it is built.
+        fetches: what to fetch. Ops that nothing fetched needs do not run.
+        feed_dict: the inputs.
+
+    Returns:
+        The events. Fed inputs, constants and variables are not among them.
+    """
+    metadata = tf.compat.v1.RunMetadata()
+    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+    session.run(fetches, feed_dict, options=options, run_metadata=metadata)
+    events = [
+        Event(record.alloc_micros, record.alloc_bytes, node.node_name)
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for memory in node.memory
+        for record in memory.allocation_records
+    ]
+    return sorted(events, key=lambda event: event.micros)
+
+
+def session_peak(session: tf.compat.v1.Session, fetches: Any, feed_dict: dict | None = None) -> int:
+    """The most bytes that one real step holds at once, from TensorFlow's allocation records.
+
+    Args:
+        session: the session to run in; run it once before, so that it is built.
+        fetches: what to fetch.
+        feed_dict: the inputs.
+
+    Returns:
+        Bytes; fed inputs, constants and variables are not counted.
+
+    Example:
+        >>> graph = tf.Graph()
+        >>> with graph.as_default():
+        ...     y = tf.reduce_sum(tf.random.uniform((1000,)))
+        >>> with tf.compat.v1.Session(graph=graph) as session:
+        ...     session_peak(session, y) >= 4000
+        True
+    """
+    held = peak = 0
+    for event in session_events(session, fetches, feed_dict):
+        held += event.bytes
+        peak = max(peak, held)
+    return peak
+
+
+def function_peak(make_step: Callable[..., Callable[[], Any]], *args: Any) -> int:
+    """The most bytes that one step holds at once, measured in a fresh process.
+
+    A `tf.function` gives no allocation records, so the process's resident memory is read: its
+    highest value during one step, less its value before, after two steps to warm up.
+
+    Args:
+        make_step: called with `args` in the fresh process; returns the step, a function without
+            arguments. It must be importable: defined at the top level of a module.
+        *args: its arguments; they must be picklable.
+
+    Returns:
+        Bytes. Memory that the step keeps from one run to the next is not counted.
+
+    Raises:
+        RuntimeError: the process died, or its memory cannot be read (it needs Linux).
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    # Freed blocks go back to the system at once, so that resident memory is memory in use.
+    settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        process = context.Process(target=_measure_step, args=(theirs, make_step, args))
+        process.start()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    theirs.close()
+    try:
+        outcome = ours.recv()
+    except EOFError:
+        outcome = None
+    process.join()
+    if not isinstance(outcome, int):
+        raise RuntimeError(f"the measuring process failed: {outcome or process.exitcode}")
+    return outcome
+
+
+def _measure_step(connection: Any, make_step: Callable, args: Sequence) -> None:
+    try:
+        step = make_step(*args)
+        for _ in range(2):
+            step()
+        ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # sets the highest resident size back to the present one
+        before = _status("VmRSS")
+        step()
+        connection.send(max(0, _status("VmHWM") - before))
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _status(field: str) -> int:
+    """A field of /proc/self/status, in bytes."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def step_times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The median seconds of each step, run in turns so that noise meets all alike.
+
+    Args:
+        steps: the steps by name.
+        rounds: how often to run each.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}

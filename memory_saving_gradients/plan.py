@@ -1,0 +1,102 @@
+"""What was decided for a graph: the plans, and where they are found again."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from memory_saving_gradients.planning.keep import kept_tensors
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.simulate import simulate
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A schedule for a step, and what it takes.
+
+    Attributes:
+        strategy: the strategy that made it: "memory", "speed", "collection", "list" or "policy".
+        baseline_peak_bytes: predicted peak of the step without recomputation, in bytes.
+        peak_bytes: predicted peak of this plan, in bytes.
+        overhead: predicted extra cost, as a fraction of the cost of the plain step.
+        checkpoints: names of the forward tensors that are kept for the backward pass.
+        recomputed: names of the ops that run a second time.
+        seconds: time taken to read the graph, plan, and rewrite it.
+        problem: the step as data.
+        schedule: the order of running, as indices into `problem.ops`.
+    """
+
+    strategy: str
+    baseline_peak_bytes: int
+    peak_bytes: int
+    overhead: float
+    checkpoints: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    seconds: float
+    problem: Problem = dataclasses.field(repr=False)
+    schedule: Schedule = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(
+        cls, strategy: str, problem: Problem, schedule: Schedule, given: Iterable[str] = ()
+    ) -> Plan:
+        """Judges a schedule by simulation.
+
+        Args:
+            strategy: the name of what made the schedule.
+            problem: the step.
+            schedule: the schedule to judge.
+            given: names of checkpoints that the user gave.
+        """
+        plain = simulate(problem, baseline(problem))
+        planned = simulate(problem, schedule)
+        kept = [problem.tensors[t].name for t in kept_tensors(problem, schedule)]
+        ran: set[int] = set()
+        twice = [i for i in schedule if i in ran or ran.add(i)]  # type: ignore[func-returns-value]
+        return cls(
+            strategy=strategy,
+            baseline_peak_bytes=plain.peak,
+            peak_bytes=planned.peak,
+            overhead=planned.cost / plain.cost - 1.0 if plain.cost else 0.0,
+            checkpoints=tuple(dict.fromkeys([*given, *kept])),
+            recomputed=tuple(problem.ops[i].name for i in twice),
+            seconds=0.0,
+            problem=problem,
+            schedule=schedule,
+        )
+
+    def __str__(self) -> str:
+        ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
+        return (
+            f"{self.strategy}: predicted peak {self.baseline_peak_bytes / 1e6:.1f} MB -> "
+            f"{self.peak_bytes / 1e6:.1f} MB ({ratio:.2f}x), overhead {self.overhead:.1%}, "
+            f"{len(self.recomputed)} ops recomputed, {self.seconds:.2f} s"
+        )
+
+
+_plans: weakref.WeakKeyDictionary[tf.Graph, list[Plan]] = weakref.WeakKeyDictionary()
+
+
+def get_plans(graph: tf.Graph | None = None) -> list[Plan]:
+    """The plans that were applied to a graph, newest last.
+
+    Args:
+        graph: a graph; the default graph if None. Of a `tf.function` it is
+            `function.get_concrete_function(...).graph`.
+
+    Returns:
+        The plans; an empty list if there are none.
+
+    Example:
+        >>> get_plans(tf.Graph())
+        []
+    """
+    return list(_plans.get(graph or tf.compat.v1.get_default_graph(), []))
+
+
+def record_plan(graph: tf.Graph, plan: Plan) -> None:
+    """Adds `plan` to those applied to `graph`."""
+    _plans.setdefault(graph, []).append(plan)

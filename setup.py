@@ -1,0 +1,17 @@
+"""Packaging of memory_saving_gradients."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="memory_saving_gradients",
+    version="1.0.0",
+    description="Train networks that do not fit into memory, on TensorFlow",
+    license="MIT",
+    python_requires=">=3.11",
+    packages=find_packages(include=["memory_saving_gradients", "memory_saving_gradients.*"]),
+    install_requires=["tensorflow>=2.16", "networkx>=3.0", "numpy"],
+    extras_require={
+        "demo": ["matplotlib", "rich", "scikit-learn"],
+        "test": ["hypothesis", "mypy", "pytest", "ruff"],
+    },
+)

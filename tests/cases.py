@@ -1,0 +1,31 @@
+"""The test models at the size that tests run them, and every way of choosing checkpoints."""
+
+from test_models import GPT, Chain, CifarResNet, DenseNet, ResNet50, UNet
+
+#: name: (builder, batch). Large enough that activations outweigh the kernels' scratch space.
+MODELS = {
+    "chain": (lambda: Chain(layers=16, width=64), 512),
+    "resnet20": (lambda: CifarResNet(20), 32),
+    "resnet50": (lambda: ResNet50(size=64, classes=10, width=16), 32),
+    "unet": (lambda: UNet(size=64, width=8, levels=2), 16),
+    "densenet": (lambda: DenseNet(blocks=2, layers=5, growth=12, size=32), 16),
+    "gpt": (lambda: GPT(layers=3, width=64, length=64, vocabulary=128, heads=2), 8),
+    "gpt with dropout": (
+        lambda: GPT(layers=3, width=64, length=64, vocabulary=128, heads=2, dropout=0.1),
+        8,
+    ),
+}
+
+
+def keep_every_third(op) -> bool:
+    """A policy that knows nothing of the model."""
+    return op.type in ("MatMul", "Conv2D") and hash(op.name) % 3 != 0
+
+
+#: The arguments `checkpoints` that every model is tested with.
+CHECKPOINTS = {
+    "memory": "memory",
+    "speed": "speed",
+    "policy": lambda op: op.type in ("MatMul", "Conv2D", "AddV2", "ConcatV2"),
+    "regular expression": [r"^(AddV2|add|mul|concat|Relu)(_\d*[02468])?:0$"],
+}

@@ -1,0 +1,26 @@
+"""Settings that must be made before TensorFlow is loaded, and what many tests use."""
+
+import os
+
+# Bit-for-bit tests need kernels without oneDNN's fusions; tests/test_onednn.py covers those.
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+import tensorflow as tf
+
+
+@pytest.fixture
+def deterministic():
+    """Seeds set and kernels deterministic, as bit-for-bit comparisons need."""
+    tf.config.experimental.enable_op_determinism()
+    tf.random.set_seed(0)
+    yield
+    tf.config.experimental.disable_op_determinism()
+
+
+@pytest.fixture
+def graph():
+    """A fresh default graph."""
+    with tf.Graph().as_default() as fresh:
+        yield fresh

@@ -1,0 +1,44 @@
+import pytest
+from hypothesis import given
+
+from memory_saving_gradients.planning.keep import keeping
+from memory_saving_gradients.planning.problem import Op, Problem, Tensor, baseline
+from memory_saving_gradients.planning.simulate import simulate
+from tests.planning.problems import chain, problems
+from tests.replay import replay
+
+
+def test_chain_holds_all_activations_and_two_gradients():
+    step = chain(5, size=8)
+    # At the second backward op: 4 activations (the fifth has died), two gradients.
+    assert simulate(step, baseline(step)).peak == 6 * 8
+    assert simulate(step, baseline(step)).cost == 10
+
+
+def test_in_place_op_writes_over_a_dying_input_of_its_size():
+    tensors = (Tensor("a:0", 8), Tensor("b:0", 8), Tensor("c:0", 4))
+    ops = (
+        Op("a", (), (0,)),
+        Op("b", (0,), (1,), in_place=True),
+        Op("c", (1,), (2,), in_place=True),
+    )
+    step = Problem(ops, tensors, frozenset({2}))
+    assert simulate(step, [0, 1, 2]).timeline == [8, 8, 12]
+
+
+def test_output_that_nothing_reads_is_freed_at_once():
+    tensors = (Tensor("a:0", 8), Tensor("a:1", 100), Tensor("b:0", 1))
+    step = Problem((Op("a", (), (0, 1)), Op("b", (0,), (2,))), tensors, frozenset({2}))
+    assert simulate(step, [0, 1]).timeline == [108, 9]
+
+
+def test_reading_before_making_is_an_error():
+    step = chain(2)
+    with pytest.raises(ValueError, match="f0:0"):
+        simulate(step, [1, 0, 2, 3])
+
+
+@given(problems())
+def test_agrees_with_the_replay(step):
+    for schedule in (range(len(step.ops)), keeping(step, ()), keeping(step, {0, 2, 4})):
+        assert simulate(step, schedule).peak == replay(step, schedule)
