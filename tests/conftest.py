@@ -8,6 +8,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config as framework_config
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def deterministic():
     tf.config.experimental.enable_op_determinism()
     tf.random.set_seed(0)
     yield
-    tf.config.experimental.disable_op_determinism()
+    framework_config.disable_op_determinism()
 
 
 @pytest.fixture

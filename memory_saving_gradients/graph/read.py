@@ -99,7 +99,8 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
                 backward=op in backward,
                 pinned=op in pinned,
                 in_place=op.type in kernels.IN_PLACE,
-                expensive=op.type in kernels.EXPENSIVE or seconds[op.name] > max(_DEAR * moved * a_byte, _NOTHING),
+                expensive=op.type in kernels.EXPENSIVE
+                or seconds[op.name] > max(_DEAR * moved * a_byte, _NOTHING),
             )
         )
     kept = frozenset(tensor_of[t.name] for t in results if t.name in tensor_of)
