@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ class Trainer:
             self.model = CifarResNet(depth)
             self.step = build_v1(self.model, batch)
             self.gradients = METHODS[method](self.step.loss, self.step.variables)
-            optimizer = tf.compat.v1.train.MomentumOptimizer(0.02, 0.9)
+            optimizer = tf.compat.v1.train.MomentumOptimizer(0.002, 0.9)
             pairs = zip(self.gradients, self.step.variables, strict=True)
             self.train = tf.group(optimizer.apply_gradients(pairs), *self.step.updates)
             config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
@@ -123,8 +124,8 @@ def compare(
     for method, trainer in trainers.items():
         tick(f"ResNet-{depth}: {method}, measuring memory")
         peaks[method] = trainer.peak(data[-1])
-    steps = {
-        method: (lambda trainer=trainer: trainer.run(trainer.train, data[-1]))
+    steps: dict[str, Callable[[], Any]] = {
+        method: functools.partial(trainer.run, trainer.train, data[-1])
         for method, trainer in trainers.items()
     }
     tick(f"ResNet-{depth}: measuring time")
@@ -147,7 +148,8 @@ def table(rows: Sequence[Row]) -> Table:
         "largest gradient difference",
         f"loss after {steps} steps",
     ):
-        shown.add_column(heading, justify="left" if heading == "method" else "right")
+        left = heading == "method"
+        shown.add_column(heading, justify="left" if left else "right", no_wrap=left)
     for row in rows:
         plain = next((r for r in rows if r.depth == row.depth and r.method == PLAIN), None)
         shown.add_row(
@@ -201,7 +203,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--strategy", nargs="+", choices=["memory", "speed"], default=["memory", "speed"]
     )
-    parser.add_argument("--steps", type=int, default=5, help="training steps")
+    parser.add_argument("--steps", type=int, default=8, help="training steps")
     parser.add_argument("--rounds", type=int, default=3, help="steps timed, in turns")
     parser.add_argument("--threads", type=int, default=1, help="inter-op threads")
     parser.add_argument("--output", type=Path, default=Path("demo_output"))

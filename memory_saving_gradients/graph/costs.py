@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph.tf_private import Estimator
 
-#: The size that stands for a dimension that the graph leaves unknown (the batch, mostly). What
-#: is planned hardly depends on it: where all activations scale alike, so does every plan's peak.
-NOMINAL_SIZE = 32
+#: The size that stands for a dimension that the graph leaves unknown (the batch, mostly). Large
+#: enough that activations outweigh the gradients of weights, as they do where memory is short.
+NOMINAL_SIZE = 128
 
 # An integer vector of more elements than this is no shape.
 _LARGEST_VALUE = 16
@@ -40,6 +40,7 @@ class Shapes:
 
     def __init__(self, operations: Sequence[tf.Operation], fetches: Sequence[tf.Operation]) -> None:
         self._inferred: dict[str, list[list[int]]] = {}
+        self._known: dict[str, list[int]] = {}
         outputs = (t for op in operations for t in op.outputs)
         if not all(t.shape.is_fully_defined() for t in outputs if t.dtype.size):
             graph_def = _with_nominal_sizes(operations[0].graph)
@@ -47,6 +48,12 @@ class Shapes:
 
     def __call__(self, tensor: tf.Tensor) -> list[int]:
         """The shape of `tensor`; a tensor of unknown rank counts as a scalar."""
+        name = tensor.name
+        if name not in self._known:
+            self._known[name] = self._find(tensor)
+        return self._known[name]
+
+    def _find(self, tensor: tf.Tensor) -> list[int]:
         shape = tensor.shape
         if shape.is_fully_defined():
             return shape.as_list()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -61,7 +61,7 @@ def shown_input(op: tf.Operation, output: int) -> int | None:
     return None
 
 
-def workspace(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
+def workspace(op: tf.Operation, shape: Callable[[tf.Tensor], Sequence[int]]) -> int:
     """Bytes of scratch space that `op`'s CPU kernel takes beside its inputs and outputs.
 
     The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
@@ -70,7 +70,7 @@ def workspace(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
 
     Args:
         op: the op.
-        shapes: the shapes of its inputs.
+        shape: gives the shape of a tensor.
 
     Returns:
         Bytes; 0 for ops without a formula and for ops on a GPU.
@@ -80,11 +80,11 @@ def workspace(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
     size = op.outputs[0].dtype.size if op.outputs else 0
     if op.type == "MaxPoolGrad":
         # The maxima of each window again, and their positions as int64.
-        return math.prod(shapes[1]) * (size + 8)
+        return math.prod(shape(op.inputs[1])) * (size + 8)
     if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput") and not onednn_enabled():
         is_filter = op.type == "Conv2DBackpropFilter"
-        kernel = op.outputs[0].shape.as_list() if is_filter else list(shapes[1])
-        batch, height, width, filters = shapes[2]
+        kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
+        batch, height, width, filters = shape(op.inputs[2])
         if None in kernel:
             return 0
         unrolled = height * width * math.prod(kernel[:3])

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import networkx as nx
+import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kernels, tf_private
@@ -83,24 +84,24 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
 
     kept_ops = [op for op in ordered if not buffers.is_view(op) and _touches(op, tensor_of)]
     seconds = estimate_seconds(kept_ops, shapes)
-    a_byte = _seconds_a_byte(kept_ops, seconds, buffers)
+    moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in kept_ops}
+    a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops]))
     problem_ops = []
     conditional = _conditional(ordered)
     pinned = _pinned(ordered, conditional, buffers)
     for op in kept_ops:
-        moved = sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs))
         problem_ops.append(
             Op(
                 name=op.name,
                 inputs=tuple(_reads(op, tensor_of)),
                 outputs=tuple(tensor_of[t.name] for t in op.outputs if t.name in tensor_of),
                 cost=seconds[op.name],
-                workspace=kernels.workspace(op, [shapes(t) for t in op.inputs]),
+                workspace=kernels.workspace(op, shapes),
                 backward=op in backward,
                 pinned=op in pinned,
                 in_place=op.type in kernels.IN_PLACE,
                 expensive=op.type in kernels.EXPENSIVE
-                or seconds[op.name] > max(_DEAR * moved * a_byte, _NOTHING),
+                or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
             )
         )
     kept = frozenset(tensor_of[t.name] for t in results if t.name in tensor_of)
@@ -307,15 +308,3 @@ def _pinned(
         ):
             pinned.add(op)
     return pinned
-
-
-def _seconds_a_byte(
-    operations: Sequence[tf.Operation], seconds: dict[str, float], buffers: _Buffers
-) -> float:
-    """The median op's estimated seconds for each byte that it reads or writes."""
-    ratios = sorted(
-        seconds[op.name] / size
-        for op in operations
-        if (size := sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs))) > 0
-    )
-    return ratios[len(ratios) // 2] if ratios else 0.0

@@ -15,7 +15,7 @@ from memory_saving_gradients.planning.problem import Problem
 def articulation_tensors(problem: Problem) -> list[int]:
     """The forward tensors whose removal cuts the forward graph in two, in forward order."""
     forward = problem.ops[: problem.forward_count]
-    made_by = problem.producers()
+    made_by = problem.made_by
     graph = nx.Graph()
     for index, op in enumerate(forward):
         graph.add_edges_from((made_by[t], index) for t in op.inputs if made_by[t] >= 0)
@@ -33,7 +33,7 @@ def sqrt_spaced(problem: Problem) -> list[int]:
         The schedule; it recomputes all from the inputs where there is no articulation point.
     """
     points = articulation_tensors(problem)
-    made_by = problem.producers()
+    made_by = problem.made_by
     made = np.cumsum([sum(problem.tensors[t].bytes for t in op.outputs) for op in problem.ops])
     wanted = math.isqrt(problem.forward_count)
     at = [int(made[made_by[t]]) for t in points]

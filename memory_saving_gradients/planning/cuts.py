@@ -22,12 +22,17 @@ from memory_saving_gradients.planning.simulate import simulate
 #: At most so many positions are tried as cuts.
 MOST_CUTS = 400
 
-# Peaks to aim at, as multiples of the lowest one that the segment model holds possible.
-_AIMS = (1.0, 1.01, 1.02, 1.04, 1.06, 1.08, 1.1, 1.15, 1.2, 1.3)
+# Peaks to aim at, as multiples of the lowest one that the segment model holds possible, the most
+# promising first.
+_AIMS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.01, 1.035, 1.075, 1.15, 1.3)
 
-# Hill climbing moves a cut by so many positions, and simulates so many ops in all.
+# Hill climbing moves a cut by so many positions.
 _STEPS = (1, -1, 2, -2, 4, -4)
-_MOVES = 25_000
+
+# So many ops are simulated in all, but no fewer schedules than this. The first bound keeps the
+# time for a large graph below that of differentiating it.
+_SIMULATED_OPS = 15_000
+_FEWEST_TRIES = 3
 
 
 def lowest_peak(problem: Problem) -> list[int]:
@@ -41,12 +46,13 @@ def lowest_peak(problem: Problem) -> list[int]:
     """
     model = _Segments(problem)
     floor = model.lowest_aim()
+    most = max(_FEWEST_TRIES, _SIMULATED_OPS // (1 + len(problem.ops)))
     found = _Tried(problem)
-    for factor in _AIMS:
+    for factor in _AIMS[:most]:
         cuts = model.cuts_for(floor * factor)
         if cuts is not None:
             found.judge(cuts)
-    _improve(problem, found)
+    _improve(problem, found, most)
     return found.schedule
 
 
@@ -77,10 +83,9 @@ class _Tried:
         return len(self._seen)
 
 
-def _improve(problem: Problem, found: _Tried) -> None:
-    """Hill climbing: drops, moves and adds single cuts while that helps, within `_MOVES`."""
+def _improve(problem: Problem, found: _Tried, most: int) -> None:
+    """Hill climbing: drops, moves and adds single cuts while that helps, to `most` tries in all."""
     end = problem.forward_count
-    most = len(found) + _MOVES // (1 + len(problem.ops))
     better = True
     while better and len(found) < most:
         better = False
@@ -226,7 +231,7 @@ def _by_segment(
         By segment: the most bytes in the forward pass, the most in the backward pass, and the
         bytes of gradients when the backward pass comes to its start from behind.
     """
-    made_by = problem.producers()
+    made_by = problem.made_by
     forward = problem.forward_count
     count = len(cuts)
     ahead = np.zeros(count, dtype=np.int64)

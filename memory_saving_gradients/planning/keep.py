@@ -22,7 +22,7 @@ def keeping(problem: Problem, kept: Collection[int]) -> list[int]:
         The schedule.
     """
     ops = problem.ops
-    made_by = problem.producers()
+    made_by = problem.made_by
     at_hand = set(kept) | problem.results
     for op in ops:
         if op.pinned or op.backward:

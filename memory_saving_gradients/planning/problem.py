@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 
@@ -63,18 +64,24 @@ class Problem:
     results: frozenset[int] = frozenset()
     as_executed: tuple[int, ...] = ()
 
-    @property
+    @functools.cached_property
     def forward_count(self) -> int:
         """How many ops belong to the forward pass; they are the first ones."""
         return sum(not op.backward for op in self.ops)
 
-    def producers(self) -> list[int]:
+    @functools.cached_property
+    def made_by(self) -> list[int]:
         """The op that makes each tensor, -1 for a tensor that is there from the start."""
         made_by = [-1] * len(self.tensors)
         for index, op in enumerate(self.ops):
             for tensor in op.outputs:
                 made_by[tensor] = index
         return made_by
+
+    @functools.cached_property
+    def made_here(self) -> frozenset[int]:
+        """The tensors that an op of the step makes."""
+        return frozenset(tensor for op in self.ops for tensor in op.outputs)
 
 
 #: Indices into `Problem.ops`, in the order of running, with repeats. An input always means the

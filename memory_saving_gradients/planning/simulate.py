@@ -48,36 +48,37 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
         >>> simulate(step, [0, 1]).timeline
         [4, 12]
     """
-    ops, tensors = problem.ops, problem.tensors
-    made_here = {tensor for op in ops for tensor in op.outputs}
-    # A first pass over the schedule backwards: at which entries does a copy have its last use?
+    ops = problem.ops
+    size = [tensor.bytes for tensor in problem.tensors]
+    made_here = problem.made_here
+    # Backwards: which copies die with an entry, and which of them can it write its output over?
     needed = set(problem.results)
-    dies: list[list[int]] = [[] for _ in schedule]
+    freed = [0] * len(schedule)
+    reused = [0] * len(schedule)
     for entry in range(len(schedule) - 1, -1, -1):
         op = ops[schedule[entry]]
         for tensor in op.outputs:
             if tensor in needed:
                 needed.discard(tensor)
             else:
-                dies[entry].append(tensor)
+                freed[entry] += size[tensor]
         for tensor in op.inputs:
             if tensor not in needed and tensor in made_here:
                 needed.add(tensor)
-                dies[entry].append(tensor)
-    unmade = {tensor for tensor in needed if tensor in made_here}
+                freed[entry] += size[tensor]
+                fits = op.in_place and any(size[made] == size[tensor] for made in op.outputs)
+                if fits and size[tensor] > reused[entry]:
+                    reused[entry] = size[tensor]
+    unmade = needed & made_here
     if unmade:
-        name = tensors[min(unmade)].name
+        name = problem.tensors[min(unmade)].name
         raise ValueError(f"the schedule reads {name} before any op has made it")
     live, cost, timeline = 0, 0.0, []
     for entry, index in enumerate(schedule):
         op = ops[index]
-        made = [tensors[tensor].bytes for tensor in op.outputs]
-        live += sum(made)
-        during = live + op.workspace
-        if op.in_place:
-            dying = (tensors[t].bytes for t in dies[entry] if t not in op.outputs)
-            during -= max((size for size in dying if size in made), default=0)
-        timeline.append(during)
-        live -= sum(tensors[tensor].bytes for tensor in dies[entry])
+        for tensor in op.outputs:
+            live += size[tensor]
+        timeline.append(live + op.workspace - reused[entry])
+        live -= freed[entry]
         cost += op.cost
     return Simulation(timeline, cost)

@@ -35,7 +35,7 @@ def keep_given(problem: Problem, kept: Collection[int]) -> Schedule:
     What follows the last given tensor in the forward pass is at hand when the backward pass
     begins, so it is recomputed only if keeping it takes more memory.
     """
-    made_by = problem.producers()
+    made_by = problem.made_by
     last = max((made_by[t] for t in kept), default=-1)
     tail = {t for op in problem.ops[last + 1 : problem.forward_count] for t in op.outputs}
     return best(problem, [keeping(problem, {*kept, *tail}), keeping(problem, kept)])

@@ -1,0 +1,111 @@
+"""Measures every test model with `tf.gradients`, `memory` and `speed`, and the time to rewrite.
+
+Writes docs/benchmark.json, from which scripts/render_readme.py makes the tables of the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+import numpy as np
+import tensorflow as tf
+from rich.progress import track
+
+from memory_saving_gradients import get_plans, gradients_memory, gradients_speed, measure
+from test_models import GPT, Chain, CifarResNet, DenseNet, Model, ResNet50, UNet, build_v1
+
+METHODS: dict[str, Callable[..., list]] = {
+    "tf.gradients": tf.gradients,
+    "memory": gradients_memory,
+    "speed": gradients_speed,
+}
+
+#: label: (builder, batch)
+MODELS: dict[str, tuple[Callable[[], Model], int]] = {
+    "chain, 64 layers, 2048 × 256": (Chain, 2048),
+    "ResNet-56, CIFAR, batch 128": (functools.partial(CifarResNet, 56), 128),
+    "ResNet-110, CIFAR, batch 128": (functools.partial(CifarResNet, 110), 128),
+    "ResNet-50, 96 px, batch 32": (ResNet50, 32),
+    "U-Net, 128 px, batch 4": (UNet, 4),
+    "DenseNet, 2 × 12 layers, batch 64": (DenseNet, 64),
+    "GPT, 6 layers, batch 8": (GPT, 8),
+}
+
+
+def measure_model(make: Callable[[], Model], batch: int, rounds: int) -> dict[str, dict]:
+    """Peak, prediction, time and equality of each method on one model."""
+    steps: dict[str, Callable[[], Any]] = {}
+    found: dict[str, dict] = {}
+    plain: list[np.ndarray] | None = None
+    for method, differentiate in METHODS.items():
+        model = make()
+        with tf.Graph().as_default() as graph:
+            step = build_v1(model, batch)
+            grads = differentiate(step.loss, step.variables)
+            fetches = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
+            session = tf.compat.v1.Session(config=config)
+            session.run(tf.compat.v1.global_variables_initializer())
+        feed = step.feed(model.example(batch))
+        values = session.run(fetches, feed)
+        plain = plain or values
+        plans = get_plans(graph)
+        steps[method] = functools.partial(session.run, fetches, feed)
+        found[method] = {
+            "peak_bytes": measure.session_peak(session, fetches, feed),
+            "predicted_bytes": plans[-1].peak_bytes if plans else None,
+            "overhead": plans[-1].overhead if plans else 0.0,
+            "bit_equal": all(np.array_equal(a, b) for a, b in zip(values, plain, strict=True)),
+        }
+        if plans:
+            found["tf.gradients"]["predicted_bytes"] = plans[-1].baseline_peak_bytes
+    for method, seconds in measure.step_times(steps, rounds).items():
+        found[method]["seconds"] = seconds
+    return found
+
+
+def rewriting_time(layers: int) -> dict[str, float]:
+    """Seconds that `tf.gradients` takes on a chain, and those that its rewriting adds."""
+    with tf.Graph().as_default() as graph:
+        model = Chain(layers, width=16)
+        step = build_v1(model, 256)
+        ops = len(graph.get_operations())
+        began = time.perf_counter()
+        tf.gradients(step.loss, step.variables)
+        plain = time.perf_counter() - began
+        gradients_memory(step.loss, step.variables)
+        return {"ops": ops, "tf_gradients": plain, "ours": get_plans(graph)[-1].seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmark.json"))
+    options = parser.parse_args()
+    results = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}",
+        "models": {
+            label: measure_model(*MODELS[label], options.rounds)
+            for label in track(MODELS, description="models")
+        },
+        "rewriting": [
+            rewriting_time(layers) for layers in track((10, 52, 526, 1052), description="rewriting")
+        ][1:],  # the first one warms up
+    }
+    options.output.parent.mkdir(exist_ok=True)
+    options.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
