@@ -7,6 +7,7 @@ import pytest
 from scripts import resnet_demo
 
 
+@pytest.mark.usefixtures("deterministic")  # which also takes back what the demo switches on
 def test_demo_writes_figures_and_results(tmp_path, capsys):
     arguments = "--depths 8 14 --batch 16 --steps 2 --rounds 1 --output".split()
     resnet_demo.main([*arguments, str(tmp_path)])

@@ -41,14 +41,17 @@ class Reading:
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
         new: names of the ops that differentiation made.
-        conditional: names of the ops of v1 loops and branches.
+        unordered: names of the ops that neither wait for others nor are waited for: those of v1
+            loops and branches, and those that Grappler may fold into constants.
+        delayed_constants: constants that `tf.gradients` made to wait for a gradient.
     """
 
     problem: Problem
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
     new: frozenset[str]
-    conditional: frozenset[str]
+    unordered: frozenset[str]
+    delayed_constants: list[tf.Operation]
 
 
 def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
@@ -88,7 +91,8 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops]))
     problem_ops = []
     conditional = _conditional(ordered)
-    pinned = _pinned(ordered, conditional, buffers)
+    foldable = _foldable(ordered)
+    pinned = _pinned(ordered, conditional, buffers) | foldable
     for op in kept_ops:
         problem_ops.append(
             Op(
@@ -109,7 +113,14 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
     executed = tuple(index_of[op] for op in _as_executed(graph, ordered) if op in index_of)
     problem = Problem(tuple(problem_ops), tuple(tensors), kept, executed)
     new = frozenset(op.name for op in operations if created[op] >= first_new)
-    return Reading(problem, kept_ops, tensor_of, new, frozenset(op.name for op in conditional))
+    return Reading(
+        problem=problem,
+        operations=kept_ops,
+        tensor_of=tensor_of,
+        new=new,
+        unordered=frozenset(op.name for op in (*conditional, *foldable)),
+        delayed_constants=[op for op in backward if op.type == "Const" and op.control_inputs],
+    )
 
 
 # An op whose estimate is this many times that of the median op, byte for byte, does more than
@@ -274,6 +285,19 @@ def _conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
             or tf_private.in_control_flow(op)
             or any(t.op in found and t.op.type not in _ENDS for t in op.inputs)
         ):
+            found.add(op)
+    return found
+
+
+def _foldable(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """The ops whose value the graph tells: they depend on constants and known shapes alone."""
+    found: set[tf.Operation] = set()
+    for op in operations:
+        if op.type in kernels.SHAPE_ONLY:
+            known = all(t.shape.is_fully_defined() or t.op in found for t in op.inputs)
+        else:
+            known = all(t.op in found for t in op.inputs) and not op.op_def.is_stateful
+        if known and (op.inputs or op.type == "Const"):
             found.add(op)
     return found
 

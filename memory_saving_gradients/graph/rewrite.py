@@ -73,6 +73,10 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
     for index in schedule:
         edits.add_run(index)
     copies = _make_copies(edits)
+    for op in reading.delayed_constants:
+        # Grappler moves constants from op to op, and with them what they wait for: together with
+        # the order of the backward pass that could close a cycle. A constant need not wait.
+        tf_private.remove_control_inputs(op)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for op, index, reference in edits.inputs:
         copy = copies[str(reference.copy)].outputs[reference.index]
@@ -231,7 +235,7 @@ def _enforce(reading: Reading, runs: Sequence[_Run], copies: dict[str, tf.Operat
         if op.type == "BiasAddGrad":
             due.setdefault(max(i, last_reader.get(id(op.inputs[0]), i)), []).append(op)
             continue
-        if run.op.name in reading.conditional:
+        if run.op.name in reading.unordered:
             continue
         if run.in_backward and previous is not None:
             begins = run.copy and not runs[i - 1].copy

@@ -1,0 +1,68 @@
+"""What the rewriter leaves behind must suit TensorFlow's own graph passes."""
+
+import functools
+
+import networkx as nx
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients import get_plans, gradients
+from test_models import Chain, build_v1
+from tests.cases import MODELS
+
+v1 = tf.compat.v1
+
+
+def dependencies(graph):
+    edges = [(t.op.name, op.name) for op in graph.get_operations() for t in op.inputs]
+    edges += [(b.name, op.name) for op in graph.get_operations() for b in op.control_inputs]
+    return nx.DiGraph(edges)
+
+
+def squares(x):
+    """Products and squares: their gradients multiply by constants that wait for a gradient."""
+    for _ in range(6):
+        x = tf.square(x * tf.sin(x)) + tf.sqrt(tf.abs(x * tf.cos(x)) + 1.0)
+    return tf.reduce_mean(x)
+
+
+def chain_loss():
+    model = Chain(8, 64)
+    step = build_v1(model, 256)
+    return step.loss, step.variables, step.feed(model.example(256))
+
+
+def squares_loss():
+    x = tf.constant(np.linspace(-1, 1, 10_000, dtype=np.float32)) + 0.0
+    return squares(x), [x], {}
+
+
+@pytest.mark.parametrize("how", ["memory", "speed"])
+@pytest.mark.parametrize("make", [chain_loss, squares_loss])
+def test_no_pass_of_grappler_makes_a_cycle(graph, make, how, capfd):
+    loss, xs, feed = make()
+    ours = gradients(loss, xs, checkpoints=how)
+    plain = tf.gradients(loss, xs)
+    assert get_plans()
+    assert nx.is_directed_acyclic_graph(dependencies(graph))
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        a, b = session.run([ours, plain], feed)
+    for one, other in zip(a, b, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4 * np.abs(other).max())
+    assert "sorted in topological order" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_copies_wait_for_the_backward_pass(graph, name):
+    make, batch = MODELS[name]
+    step = build_v1(make(), batch)
+    gradients(step.loss, step.variables, checkpoints="memory")
+    (plan,) = get_plans()
+    assert nx.is_directed_acyclic_graph(dependencies(graph))
+    descends = functools.partial(nx.has_path, dependencies(graph))
+    copies = {f"recompute/{name}" for name in plan.recomputed}
+    last_forward = plan.problem.ops[plan.problem.forward_count - 1].name
+    for copy in copies:
+        assert descends(last_forward, copy), f"{copy} would run with the forward pass"
