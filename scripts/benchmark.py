@@ -90,14 +90,17 @@ def rewriting_time(layers: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=list(MODELS), help="keep the other results")
     parser.add_argument("--output", type=Path, default=Path("docs/benchmark.json"))
     options = parser.parse_args()
+    before = json.loads(options.output.read_text()) if options.only else {"models": {}}
     results = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}",
-        "models": {
+        "models": before["models"]
+        | {
             label: measure_model(*MODELS[label], options.rounds)
-            for label in track(MODELS, description="models")
+            for label in track(options.only or MODELS, description="models")
         },
         "rewriting": [
             rewriting_time(layers) for layers in track((10, 52, 526, 1052), description="rewriting")

@@ -43,7 +43,6 @@ class Reading:
         new: names of the ops that differentiation made.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
             loops and branches, and those that Grappler may fold into constants.
-        delayed_constants: constants that `tf.gradients` made to wait for a gradient.
     """
 
     problem: Problem
@@ -51,7 +50,6 @@ class Reading:
     tensor_of: dict[str, int]
     new: frozenset[str]
     unordered: frozenset[str]
-    delayed_constants: list[tf.Operation]
 
 
 def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
@@ -119,7 +117,6 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
         tensor_of=tensor_of,
         new=new,
         unordered=frozenset(op.name for op in (*conditional, *foldable)),
-        delayed_constants=[op for op in backward if op.type == "Const" and op.control_inputs],
     )
 
 

@@ -73,10 +73,6 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
     for index in schedule:
         edits.add_run(index)
     copies = _make_copies(edits)
-    for op in reading.delayed_constants:
-        # Grappler moves constants from op to op, and with them what they wait for: together with
-        # the order of the backward pass that could close a cycle. A constant need not wait.
-        tf_private.remove_control_inputs(op)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for op, index, reference in edits.inputs:
         copy = copies[str(reference.copy)].outputs[reference.index]

@@ -52,11 +52,6 @@ def add_control_inputs(op: tf.Operation, before: Iterable[tf.Operation]) -> None
     op._add_control_inputs(list(before))
 
 
-def remove_control_inputs(op: tf.Operation) -> None:
-    """Makes `op` wait for its inputs alone. `Operation._remove_all_control_inputs`: 1.5 on."""
-    op._remove_all_control_inputs()
-
-
 def colocation(op: tf.Operation) -> list[bytes]:
     """The groups that `op` was explicitly colocated with. The attribute `_class`: 1.0 on."""
     try:

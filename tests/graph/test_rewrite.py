@@ -20,11 +20,13 @@ def dependencies(graph):
     return nx.DiGraph(edges)
 
 
-def squares(x):
-    """Products and squares: their gradients multiply by constants that wait for a gradient."""
-    for _ in range(6):
-        x = tf.square(x * tf.sin(x)) + tf.sqrt(tf.abs(x * tf.cos(x)) + 1.0)
-    return tf.reduce_mean(x)
+#: Layers whose gradients multiply by constants that wait for a gradient: what Grappler moves.
+PRODUCTS = {
+    "squares": lambda x, h: tf.square(h * tf.cos(x)),
+    "halves": lambda x, h: tf.square(0.5 * (h * tf.cos(x))) + tf.tanh(h),
+    "products of squares": lambda x, h: tf.square(h * tf.cos(x)) * tf.tanh(h),
+    "cubes": lambda x, h: tf.pow(h * tf.cos(x), 3.0) + tf.sqrt(1.0 + tf.square(h * x)),
+}
 
 
 def chain_loss():
@@ -33,15 +35,17 @@ def chain_loss():
     return step.loss, step.variables, step.feed(model.example(256))
 
 
-def squares_loss():
-    x = tf.constant(np.linspace(-1, 1, 10_000, dtype=np.float32)) + 0.0
-    return squares(x), [x], {}
+def products_loss(kind):
+    x = y = tf.constant(np.linspace(-1, 1, 10_000, dtype=np.float32)) + 0.0
+    for _ in range(8):
+        y = PRODUCTS[kind](y, tf.sin(y))
+    return tf.reduce_mean(y), [x], {}
 
 
 @pytest.mark.parametrize("how", ["memory", "speed"])
-@pytest.mark.parametrize("make", [chain_loss, squares_loss])
-def test_no_pass_of_grappler_makes_a_cycle(graph, make, how, capfd):
-    loss, xs, feed = make()
+@pytest.mark.parametrize("kind", ["chain", *PRODUCTS])
+def test_no_pass_of_grappler_makes_a_cycle(graph, kind, how, capfd):
+    loss, xs, feed = chain_loss() if kind == "chain" else products_loss(kind)
     ours = gradients(loss, xs, checkpoints=how)
     plain = tf.gradients(loss, xs)
     assert get_plans()
