@@ -373,10 +373,10 @@ def test_wrong_checkpoints_raise_before_any_edit(case):
         y = deep(tf.ones((10, 10)) + 0.0)
         chosen = value() if callable(value) else value
         graph = tf.compat.v1.get_default_graph()
-        before = graph.as_graph_def().SerializeToString()
+        before = serialized(graph)
         with pytest.raises(error, match=message):
             gradients(y, graph.get_tensor_by_name("add:0"), checkpoints=chosen)
-        assert graph.as_graph_def().SerializeToString() == before
+        assert serialized(graph) == before
 
     if case == "eager tensor":
         tf.function(attempt).get_concrete_function()

@@ -89,8 +89,7 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops]))
     problem_ops = []
     conditional = _conditional(ordered)
-    foldable = _foldable(ordered)
-    pinned = _pinned(ordered, conditional, buffers) | foldable
+    pinned = _pinned(ordered, conditional, buffers)
     for op in kept_ops:
         problem_ops.append(
             Op(
@@ -116,7 +115,7 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
         operations=kept_ops,
         tensor_of=tensor_of,
         new=new,
-        unordered=frozenset(op.name for op in (*conditional, *foldable)),
+        unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),
     )
 
 
@@ -286,15 +285,21 @@ def _conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
     return found
 
 
-def _foldable(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """The ops whose value the graph tells: they depend on constants and known shapes alone."""
+def _foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -> set[tf.Operation]:
+    """The backward ops that read no activation: Grappler may fold them into constants.
+
+    What such an op is made to wait for, Grappler hands on to the ops that take in the constant.
+    That could close a cycle.
+    """
     found: set[tf.Operation] = set()
     for op in operations:
         if op.type in kernels.SHAPE_ONLY:
             known = all(t.shape.is_fully_defined() or t.op in found for t in op.inputs)
+        elif op in backward:
+            known = all(t.op in found for t in op.inputs)
         else:
-            known = all(t.op in found for t in op.inputs) and not op.op_def.is_stateful
-        if known and (op.inputs or op.type == "Const"):
+            known = op.type == "Const"
+        if known:
             found.add(op)
     return found
 
