@@ -145,7 +145,7 @@ def table(rows: Sequence[Row]) -> Table:
         "peak MB",
         "peak ratio",
         "step time ratio",
-        "largest gradient difference",
+        "gradient difference",
         f"loss after {steps} steps",
     ):
         left = heading == "method"
