@@ -17,11 +17,6 @@ MODELS = {
 }
 
 
-def keep_every_third(op) -> bool:
-    """A policy that knows nothing of the model."""
-    return op.type in ("MatMul", "Conv2D") and hash(op.name) % 3 != 0
-
-
 #: The arguments `checkpoints` that every model is tested with.
 CHECKPOINTS = {
     "memory": "memory",

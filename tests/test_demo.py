@@ -22,7 +22,9 @@ def test_demo_writes_figures_and_results(tmp_path, capsys):
         plain = next(r for r in rows if r["depth"] == row["depth"])
         assert row["losses"] == plain["losses"]
         assert row["gradient_difference"] == 0
-        assert row["peak_bytes"] <= plain["peak_bytes"]
+        # Runs of one graph differ by a few bytes; at these depths "speed" has nothing to save.
+        most = 0.9 if row["method"] == "memory" else 1.01
+        assert row["peak_bytes"] < plain["peak_bytes"] * most
 
 
 @pytest.mark.parametrize("wrong", [["--depths", "57"], ["--batch", "0"], ["--strategy", "fast"]])

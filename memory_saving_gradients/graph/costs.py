@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph.tf_private import Estimator
 
-#: The size that stands for a dimension that the graph leaves unknown (the batch, mostly). Large
-#: enough that activations outweigh the gradients of weights, as they do where memory is short.
-NOMINAL_SIZE = 128
+#: The sizes that may stand for a dimension that the graph leaves unknown (the batch, mostly); the
+#: first that the graph's reshapes can divide is taken. Large enough that activations outweigh the
+#: gradients of weights, as they do where memory is short.
+NOMINAL_SIZES = (128, 840)
 
 # An integer vector of more elements than this is no shape.
 _LARGEST_VALUE = 16
@@ -34,34 +35,33 @@ class Shapes:
     """The static shape of every tensor, with nominal sizes where the graph leaves them unknown.
 
     Args:
-        operations: the ops of the step.
-        fetches: the ops whose outputs a step fetches.
+        operations: the ops of the step, of one graph.
     """
 
-    def __init__(self, operations: Sequence[tf.Operation], fetches: Sequence[tf.Operation]) -> None:
-        self._inferred: dict[str, list[list[int]]] = {}
+    def __init__(self, operations: Sequence[tf.Operation]) -> None:
+        self._inferred: tf.Graph | None = None
+        self._nominal_size = NOMINAL_SIZES[0]
         self._known: dict[str, list[int]] = {}
         outputs = (t for op in operations for t in op.outputs)
         if not all(t.shape.is_fully_defined() for t in outputs if t.dtype.size):
-            graph_def = _with_nominal_sizes(operations[0].graph)
-            self._inferred = Estimator(graph_def, [op.name for op in fetches], _DEVICE).shapes()
+            for size in NOMINAL_SIZES:
+                try:
+                    self._inferred = _with_known_inputs(operations[0].graph, size)
+                except ValueError:  # the size contradicts a shape that the graph demands
+                    continue
+                self._nominal_size = size
+                break
 
     def __call__(self, tensor: tf.Tensor) -> list[int]:
         """The shape of `tensor`; a tensor of unknown rank counts as a scalar."""
         name = tensor.name
         if name not in self._known:
-            self._known[name] = self._find(tensor)
+            shape = tensor.shape
+            if self._inferred is not None and not shape.is_fully_defined():
+                shape = self._inferred.get_tensor_by_name(name).shape
+            sizes = shape.as_list() if shape.rank is not None else []
+            self._known[name] = [self._nominal_size if size is None else size for size in sizes]
         return self._known[name]
-
-    def _find(self, tensor: tf.Tensor) -> list[int]:
-        shape = tensor.shape
-        if shape.is_fully_defined():
-            return shape.as_list()
-        inferred = self._inferred.get(tensor.op.name, [])
-        sizes = inferred[tensor.value_index] if tensor.value_index < len(inferred) else []
-        if shape.rank is not None and len(sizes) != shape.rank:
-            sizes = [-1 if size is None else size for size in shape.as_list()]
-        return [NOMINAL_SIZE if size < 0 else size for size in sizes]
 
     def bytes(self, tensor: tf.Tensor) -> int:
         """The bytes of `tensor`'s buffer; 0 for handles and variants."""
@@ -108,17 +108,19 @@ def estimate_seconds(operations: Sequence[tf.Operation], shapes: Shapes) -> dict
     return {op.name: seconds.get(stands_in.get(op.name, ""), dearest) for op in operations}
 
 
-def _with_nominal_sizes(graph: tf.Graph) -> tf.compat.v1.GraphDef:
-    """A copy of the graph whose inputs have known shapes."""
+def _with_known_inputs(graph: tf.Graph, size: int) -> tf.Graph:
+    """A copy of the graph whose inputs have known shapes, from which TensorFlow infers the rest."""
     graph_def = graph.as_graph_def()
     for node in graph_def.node:
         if node.op not in ("Placeholder", "ReadVariableOp"):
             continue
         tensor = graph.get_tensor_by_name(f"{node.name}:0")
         if tensor.shape.rank is not None and tensor.dtype not in (tf.resource, tf.variant):
-            sizes = [NOMINAL_SIZE if size is None else size for size in tensor.shape.as_list()]
+            sizes = [size if known is None else known for known in tensor.shape.as_list()]
             node.CopyFrom(_stand_in(node.name, tensor.dtype, sizes))
-    return graph_def
+    with tf.Graph().as_default() as inferred:
+        tf.graph_util.import_graph_def(graph_def, name="")
+    return inferred
 
 
 def _shape_value(tensor: tf.Tensor, shapes: Shapes) -> np.ndarray | None:

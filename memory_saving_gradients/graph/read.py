@@ -67,7 +67,7 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
     graph = _dependencies(results)
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(operations, created, first_new)
-    shapes = Shapes(operations, [t.op for t in results])
+    shapes = Shapes(operations)
     buffers = _Buffers(operations, shapes)
     ordered = _order(graph, operations, created, first_new, backward, buffers)
 

@@ -67,7 +67,7 @@ def set_colocation(op: tf.Operation, groups: Sequence[bytes]) -> None:
 
 
 class Estimator:
-    """Grappler's view of a graph: inferred shapes and estimated costs; nothing runs.
+    """Grappler's estimate of what the ops of a graph cost; nothing runs.
 
     `grappler.item.Item` and `grappler.cluster.Cluster`, 1.5 on.
 
@@ -90,13 +90,6 @@ class Estimator:
             name="/job:localhost/replica:0/task:0/device:CPU:0",
             properties=device_properties_pb2.DeviceProperties(**device),
         )
-
-    def shapes(self) -> dict[str, list[list[int]]]:
-        """The inferred shape of every output of every node; -1 for an unknown size."""
-        return {
-            node: [[dim.size for dim in p.shape.dim] for p in properties]
-            for node, properties in self._item.GetOpProperties().items()
-        }
 
     def seconds(self) -> dict[str, float]:
         """The estimated seconds of one run of every node that the fetches need."""
