@@ -1,0 +1,87 @@
+"""What the reader makes of a graph: order, views, pinned ops, bytes."""
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph.read import read
+
+v1 = tf.compat.v1
+
+
+def read_gradients(y, xs):
+    first_new = len(y.graph.get_operations())
+    grads = tf.gradients(y, xs)
+    return read([g for g in grads if g is not None], first_new)
+
+
+def ops_by_name(reading):
+    return {op.name: op for op in reading.problem.ops}
+
+
+def test_a_chain_is_read_forward_then_backward(graph):
+    x = v1.placeholder(tf.float32, (100, 50))
+    y = tf.tanh(tf.exp(tf.tanh(x, name="a"), name="b"), name="c")
+    reading = read_gradients(y, x)
+    problem = reading.problem
+    assert [op.name for op in problem.ops[: problem.forward_count]] == ["a", "b", "c"]
+    assert all(op.backward for op in problem.ops[problem.forward_count :])
+    assert problem.tensors[reading.tensor_of["b:0"]].bytes == 100 * 50 * 4
+    assert "Placeholder:0" not in reading.tensor_of  # the caller's memory, not the step's
+    assert sorted(problem.as_executed) == list(range(len(problem.ops)))
+
+
+def test_views_share_the_tensor_that_they_show(graph):
+    x = v1.placeholder(tf.float32, (100, 50))
+    a = tf.tanh(x, name="a")
+    view = tf.reshape(tf.identity(a), (50, 100))
+    reading = read_gradients(tf.tanh(view, name="b"), x)
+    assert reading.tensor_of[view.name] == reading.tensor_of[a.name]
+    assert view.op.name not in ops_by_name(reading)
+
+
+def test_ops_that_read_only_shapes_keep_nothing_alive(graph):
+    x = v1.placeholder(tf.float32, (None, 50))
+    a = tf.tanh(x, name="a")
+    reading = read_gradients(tf.reduce_sum(a, name="sum"), x)
+    a_tensor = reading.tensor_of["a:0"]
+    readers = [op.name for op in reading.problem.ops if a_tensor in op.inputs]
+    shape_ops = {op.name for op in graph.get_operations() if op.type in ("Shape", "Size")}
+    assert shape_ops
+    assert not shape_ops & set(readers)
+
+
+def test_random_ops_and_variable_reads_are_pinned_and_arithmetic_is_not(graph):
+    v = tf.Variable(tf.ones((100, 50)))
+    noise = tf.random.uniform((100, 50))
+    y = tf.tanh(tf.tanh(v.read_value() * noise, name="a"))
+    reading = read_gradients(y, v)
+    ops = ops_by_name(reading)
+    assert ops[next(n for n in ops if n.endswith("RandomUniform"))].pinned
+    assert not ops["a"].pinned
+    assert all(not op.pinned for op in ops.values() if op.name.startswith("Tanh"))
+
+
+def test_of_a_dropout_mask_the_smallest_tensor_is_pinned(graph):
+    x = v1.placeholder(tf.float32, (100, 50))
+    reading = read_gradients(tf.tanh(tf.nn.dropout(tf.tanh(x), 0.5)), x)
+    pinned = {op.name for op in reading.problem.ops if op.pinned and not op.backward}
+    masks = [graph.get_operation_by_name(name) for name in pinned]
+    assert any(op.type == "GreaterEqual" for op in masks)
+    assert not any(op.type in ("Cast", "SelectV2", "Mul") for op in masks)
+
+
+def test_gradients_live_to_the_end(graph):
+    w = tf.Variable(tf.ones((50, 40)))
+    x = v1.placeholder(tf.float32, (100, 50))
+    reading = read_gradients(tf.tanh(tf.matmul(x, w)), w)
+    (result,) = reading.problem.results
+    assert reading.problem.tensors[result].bytes == 50 * 40 * 4
+
+
+def test_matrix_products_are_expensive_and_elementwise_ops_are_not(graph):
+    x = v1.placeholder(tf.float32, (100, 50))
+    reading = read_gradients(
+        tf.tanh(tf.matmul(tf.exp(x, name="b"), tf.ones((50, 50)), name="a")), x
+    )
+    ops = ops_by_name(reading)
+    assert ops["a"].expensive
+    assert not ops["b"].expensive
