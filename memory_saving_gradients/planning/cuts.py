@@ -113,22 +113,11 @@ def kept_at(problem: Problem, cuts: Iterable[int]) -> set[int]:
         cuts: positions; cut p lies after the first p forward ops.
     """
     positions = sorted(cuts)
-    made, last_read = _forward_spans(problem)
+    made, last_read = problem.forward_spans
     after = np.searchsorted(positions, made, side="right")  # the first cut after the making
     bound = np.array([*positions, np.iinfo(np.int64).max])
     kept = (made >= 0) & ((after == len(positions)) | (last_read >= bound[after]))
     return set(np.flatnonzero(kept).tolist())
-
-
-def _forward_spans(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """The forward op that makes each tensor and the last forward op that reads it, or -1."""
-    made = np.full(len(problem.tensors), -1)
-    last_read = np.full(len(problem.tensors), -1)
-    for index, op in enumerate(problem.ops):
-        if not op.backward:
-            made[list(op.outputs)] = index
-            last_read[list(op.inputs)] = index
-    return made, last_read
 
 
 class _Segments:
@@ -143,7 +132,7 @@ class _Segments:
     """
 
     def __init__(self, problem: Problem) -> None:
-        made, last_read = _forward_spans(problem)
+        made, last_read = problem.forward_spans
         size = np.array([tensor.bytes for tensor in problem.tensors], dtype=np.int64)
         self.cuts = cuts = _candidates(problem, made, last_read, size)
         count = len(cuts)

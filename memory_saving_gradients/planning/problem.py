@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Op:
@@ -77,6 +79,16 @@ class Problem:
             for tensor in op.outputs:
                 made_by[tensor] = index
         return made_by
+
+    @functools.cached_property
+    def forward_spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """The forward op that makes each tensor and the last forward op that reads it, or -1."""
+        made = np.full(len(self.tensors), -1)
+        last_read = np.full(len(self.tensors), -1)
+        for index, op in enumerate(self.ops[: self.forward_count]):
+            made[list(op.outputs)] = index
+            last_read[list(op.inputs)] = index
+        return made, last_read
 
     @functools.cached_property
     def made_here(self) -> frozenset[int]:
