@@ -154,7 +154,7 @@ class _Segments:
         held = np.concatenate([[0], needed.cumsum()[:-1]]).astype(np.int64)
 
         timeline = simulate(problem, range(len(problem.ops))).timeline
-        ahead, back, gradient = _by_segment(problem, timeline, cuts, held)
+        ahead, back, gradient = _by_segment(problem, timeline.tolist(), cuts, held)
         self.take = np.zeros((count, count), dtype=np.int64)
         for q in range(1, count):
             most_back = np.maximum.accumulate(back[:q][::-1])[::-1]
@@ -227,7 +227,7 @@ def _by_segment(
     back = np.zeros(count, dtype=np.int64)
     gradient = np.zeros(count, dtype=np.int64)
     segment = np.searchsorted(cuts, np.arange(forward), side="right") - 1
-    np.maximum.at(ahead, segment, np.array(timeline[:forward]))
+    np.maximum.at(ahead, segment, timeline[:forward])
     latest = -1
     for index in reversed(range(forward, len(problem.ops))):
         read = [made_by[t] for t in problem.ops[index].inputs if made_by[t] < forward]

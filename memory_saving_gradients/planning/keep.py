@@ -21,25 +21,25 @@ def keeping(problem: Problem, kept: Collection[int]) -> list[int]:
     Returns:
         The schedule.
     """
-    ops = problem.ops
-    made_by = problem.made_by
     at_hand = set(kept) | problem.results
-    for op in ops:
-        if op.pinned or op.backward:
-            at_hand.update(op.outputs)
-    forward = problem.forward_count
+    forward, end = problem.forward_count, len(problem.ops)
+    due = [end] * forward  # the backward op before which each forward op is run again
+    wanted = problem.first_wanted.tolist()
+    for index in range(forward - 1, -1, -1):
+        op = problem.ops[index]
+        if op.pinned:
+            continue
+        for tensor in op.outputs:
+            if tensor not in at_hand:
+                again = (due[reader] for reader in problem.forward_readers[tensor])
+                due[index] = min(due[index], wanted[tensor], *again)
+    late: dict[int, list[int]] = {}
+    for index, before in enumerate(due):
+        if before < end:
+            late.setdefault(before, []).append(index)
     schedule = list(range(forward))
-    for index in range(forward, len(ops)):
-        missing: set[int] = set()
-        waiting = [t for t in ops[index].inputs if t not in at_hand]
-        while waiting:
-            producer = made_by[waiting.pop()]
-            if producer >= 0 and producer not in missing:
-                missing.add(producer)
-                waiting.extend(t for t in ops[producer].inputs if t not in at_hand)
-        for producer in sorted(missing):
-            schedule.append(producer)
-            at_hand.update(ops[producer].outputs)
+    for index in range(forward, end):
+        schedule += late.get(index, ())
         schedule.append(index)
     return without_unread(problem, schedule)
 

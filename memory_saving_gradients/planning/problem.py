@@ -46,6 +46,28 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
+class Edges:
+    """Which tensors each op reads (or makes), as flat arrays.
+
+    Attributes:
+        start: the edges of op i are those from `start[i]` up to `start[i + 1]`.
+        tensor: the tensor of each edge.
+        fits: True where the op can write an output over this input.
+    """
+
+    start: np.ndarray
+    tensor: np.ndarray
+    fits: np.ndarray
+
+    def of(self, runs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The edges of a sequence of ops: for each its position in `runs`, and the edge."""
+        count = self.start[runs + 1] - self.start[runs]
+        position = np.repeat(np.arange(len(runs)), count)
+        skipped = np.repeat(count.cumsum() - count, count)
+        return position, np.arange(len(position)) - skipped + self.start[runs][position]
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
     """A training step: ops in an order in which they can run, forward before backward.
 
@@ -91,9 +113,73 @@ class Problem:
         return made, last_read
 
     @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """The bytes of each tensor."""
+        return np.array([tensor.bytes for tensor in self.tensors], dtype=np.int64)
+
+    @functools.cached_property
+    def is_result(self) -> np.ndarray:
+        """Whether each tensor lives to the end."""
+        found = np.zeros(len(self.tensors), dtype=bool)
+        found[list(self.results)] = True
+        return found
+
+    @functools.cached_property
+    def costs(self) -> np.ndarray:
+        """The seconds of one run of each op."""
+        return np.array([op.cost for op in self.ops])
+
+    @functools.cached_property
+    def workspaces(self) -> np.ndarray:
+        """The workspace of each op, in bytes."""
+        return np.array([op.workspace for op in self.ops], dtype=np.int64)
+
+    @functools.cached_property
+    def reads(self) -> Edges:
+        """What each op reads of that which is made here."""
+        here = self.made_here
+        rows = [[t for t in op.inputs if t in here] for op in self.ops]
+        size = self.sizes.tolist()
+        fits = [
+            op.in_place and any(size[made] == size[t] for made in op.outputs)
+            for op, row in zip(self.ops, rows, strict=True)
+            for t in row
+        ]
+        return _edges(rows, fits)
+
+    @functools.cached_property
+    def makes(self) -> Edges:
+        """What each op makes."""
+        rows = [op.outputs for op in self.ops]
+        return _edges(rows, [False] * sum(map(len, rows)))
+
+    @functools.cached_property
+    def first_wanted(self) -> np.ndarray:
+        """The first backward op that reads each tensor; `len(ops)` for one that none reads."""
+        first = np.full(len(self.tensors), len(self.ops))
+        for index in range(len(self.ops) - 1, self.forward_count - 1, -1):
+            first[list(self.ops[index].inputs)] = index
+        return first
+
+    @functools.cached_property
+    def forward_readers(self) -> list[list[int]]:
+        """The forward ops that read each tensor."""
+        readers: list[list[int]] = [[] for _ in self.tensors]
+        for index, op in enumerate(self.ops[: self.forward_count]):
+            for tensor in op.inputs:
+                readers[tensor].append(index)
+        return readers
+
+    @functools.cached_property
     def made_here(self) -> frozenset[int]:
         """The tensors that an op of the step makes."""
         return frozenset(tensor for op in self.ops for tensor in op.outputs)
+
+
+def _edges(rows: Sequence[Sequence[int]], fits: Sequence[bool]) -> Edges:
+    start = np.cumsum([0, *map(len, rows)])
+    tensor = np.array([t for row in rows for t in row], dtype=np.int64)
+    return Edges(start, tensor, np.array(fits, dtype=bool))
 
 
 #: Indices into `Problem.ops`, in the order of running, with repeats. An input always means the

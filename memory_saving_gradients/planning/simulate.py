@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from memory_saving_gradients.planning.problem import Problem, Schedule
 
 
@@ -11,32 +13,38 @@ from memory_saving_gradients.planning.problem import Problem, Schedule
 class Simulation:
     """What a schedule takes.
 
+    A copy of a tensor lives from the run that makes it to the last run that reads it before the
+    next copy is made. The arrays `tensor`, `made` and `last` have one element a copy.
+
     Attributes:
         timeline: bytes alive while each entry of the schedule runs.
         cost: seconds of all runs together.
+        tensor: which tensor each copy is of, in ascending order.
+        made: the entry of the schedule that makes the copy.
+        last: the last entry that reads it; the length of the schedule for a result of the step.
     """
 
-    timeline: list[int]
+    timeline: np.ndarray
     cost: float
+    tensor: np.ndarray
+    made: np.ndarray
+    last: np.ndarray
 
     @property
     def peak(self) -> int:
         """The most bytes alive at once."""
-        return max(self.timeline, default=0)
+        return int(self.timeline.max(initial=0))
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     """Runs a schedule on paper.
-
-    A copy of a tensor lives from the run that makes it to the last run that reads it before the
-    next copy is made; results live to the end. A copy that nothing reads is freed at once.
 
     Args:
         problem: the step.
         schedule: op indices in the order of running.
 
     Returns:
-        The bytes alive at each entry, and the cost.
+        The bytes alive at each entry, the cost, and the lives of all copies.
 
     Raises:
         ValueError: an op reads a tensor that was never made.
@@ -45,40 +53,41 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
         >>> from memory_saving_gradients.planning.problem import Op, Problem, Tensor
         >>> ops = (Op("a", (), (0,)), Op("b", (0,), (1,)))
         >>> step = Problem(ops, (Tensor("a:0", 4), Tensor("b:0", 8)), frozenset({1}))
-        >>> simulate(step, [0, 1]).timeline
+        >>> simulate(step, [0, 1]).timeline.tolist()
         [4, 12]
     """
-    ops = problem.ops
-    size = [tensor.bytes for tensor in problem.tensors]
-    made_here = problem.made_here
-    # Backwards: which copies die with an entry, and which of them can it write its output over?
-    needed = set(problem.results)
-    freed = [0] * len(schedule)
-    reused = [0] * len(schedule)
-    for entry in range(len(schedule) - 1, -1, -1):
-        op = ops[schedule[entry]]
-        for tensor in op.outputs:
-            if tensor in needed:
-                needed.discard(tensor)
-            else:
-                freed[entry] += size[tensor]
-        for tensor in op.inputs:
-            if tensor not in needed and tensor in made_here:
-                needed.add(tensor)
-                freed[entry] += size[tensor]
-                fits = op.in_place and any(size[made] == size[tensor] for made in op.outputs)
-                if fits and size[tensor] > reused[entry]:
-                    reused[entry] = size[tensor]
-    unmade = needed & made_here
-    if unmade:
-        name = problem.tensors[min(unmade)].name
+    runs = np.asarray(schedule, dtype=np.int64)
+    size = problem.sizes
+    reads, makes = problem.reads, problem.makes
+    read_at, read_edge = reads.of(runs)
+    made_at, made_edge = makes.of(runs)
+
+    # All that happens to a tensor, in the order of time: each copy begins with its making.
+    tensors = np.concatenate([reads.tensor[read_edge], makes.tensor[made_edge]])
+    entries = np.concatenate([read_at, made_at])
+    order = np.argsort(tensors * (len(runs) + 1) + entries, kind="stable")
+    tensors, entries = tensors[order], entries[order]
+    begins = np.flatnonzero(order >= len(read_at))
+    first = np.flatnonzero(np.diff(tensors, prepend=-1))
+    unmade = first[order[first] < len(read_at)]
+    missing = set(problem.results & problem.made_here) - set(tensors.tolist())
+    if len(unmade) or missing:
+        name = problem.tensors[int(tensors[unmade[0]]) if len(unmade) else min(missing)].name
         raise ValueError(f"the schedule reads {name} before any op has made it")
-    live, cost, timeline = 0, 0.0, []
-    for entry, index in enumerate(schedule):
-        op = ops[index]
-        for tensor in op.outputs:
-            live += size[tensor]
-        timeline.append(live + op.workspace - reused[entry])
-        live -= freed[entry]
-        cost += op.cost
-    return Simulation(timeline, cost)
+    ends = np.append(begins[1:], len(tensors)) - 1
+    tensor, made, last = tensors[begins], entries[begins], entries[ends]
+
+    final = problem.is_result[tensor] & (np.append(tensor[1:], -1) != tensor)
+
+    # A dying input may lend its buffer to an output of equal size.
+    reused = np.zeros(len(runs), dtype=np.int64)
+    lent = (last > made) & ~final
+    fits = reads.fits[read_edge[order[ends[lent]]]]
+    np.maximum.at(reused, last[lent], np.where(fits, size[tensor[lent]], 0))
+
+    last = np.where(final, len(runs), last)
+    live = np.zeros(len(runs) + 2, dtype=np.int64)
+    np.add.at(live, made, size[tensor])
+    np.subtract.at(live, last + 1, size[tensor])
+    timeline = live[: len(runs)].cumsum() + problem.workspaces[runs] - reused
+    return Simulation(timeline, float(problem.costs[runs].sum()), tensor, made, last)
