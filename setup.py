@@ -9,7 +9,7 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["memory_saving_gradients", "memory_saving_gradients.*"]),
-    install_requires=["tensorflow>=2.16", "networkx>=3.0", "numpy"],
+    install_requires=["tensorflow>=2.16", "networkx>=3.0", "numpy", "scipy"],
     extras_require={
         "demo": ["matplotlib", "rich", "scikit-learn"],
         "test": ["hypothesis", "mypy", "pytest", "ruff"],

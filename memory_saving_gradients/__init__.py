@@ -1,5 +1,6 @@
 """Train networks that do not fit into memory, on TensorFlow."""
 
+from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.gradients import (
     gradients,
     gradients_collection,
@@ -9,6 +10,7 @@ from memory_saving_gradients.gradients import (
 from memory_saving_gradients.plan import Plan, get_plans
 
 __all__ = [
+    "BudgetError",
     "Plan",
     "get_plans",
     "gradients",

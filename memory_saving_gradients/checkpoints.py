@@ -74,6 +74,13 @@ def resolve(
     return "list", given
 
 
+def is_empty_collection(checkpoints: Any, graph: tf.Graph) -> bool:
+    """Whether `checkpoints` is the default and names nothing."""
+    return isinstance(checkpoints, str) and (
+        checkpoints == "collection" and not graph.get_collection(COLLECTION)
+    )
+
+
 def forward_operations(ys: Iterable[tf.Tensor]) -> dict[str, tf.Operation]:
     """The ops that any y depends on, by name."""
     found: dict[str, tf.Operation] = {}

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import sys
-import time
-import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
 import tensorflow as tf
 
-from memory_saving_gradients.checkpoints import Checkpoints, forward_operations, is_eager, resolve
-from memory_saving_gradients.graph.read import Reading, read
-from memory_saving_gradients.graph.rewrite import as_differentiated, rewrite
-from memory_saving_gradients.plan import Plan, record_plan
-from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given
-
-logger = logging.getLogger("memory_saving_gradients")
+from memory_saving_gradients.checkpoints import Checkpoints, forward_operations, is_eager
+from memory_saving_gradients.graph.rewrite import as_differentiated
+from memory_saving_gradients.saving import Wish, save_memory
 
 # Taken before anyone can replace it by ours.
 _tf_gradients = tf.compat.v1.gradients
@@ -36,6 +28,8 @@ def gradients(
     aggregation_method: int | None = None,
     stop_gradients: Any = None,
     unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    memory_budget: int | str | float | None = None,
+    max_recompute: int | None = None,
 ) -> list:
     """Differentiates as `tf.gradients` does, in less memory.
 
@@ -60,14 +54,24 @@ def gradients(
         aggregation_method: as in `tf.gradients`.
         stop_gradients: as in `tf.gradients`.
         unconnected_gradients: as in `tf.gradients`.
+        memory_budget: the peak to stay within, at the least overhead that is found: bytes (int), a
+            string (`"800MB"`, `"1.5GiB"`), or a float, 0 < f <= 1, as a share of the baseline
+            peak. It counts all that a step allocates at once (activations, gradients, recomputed
+            copies); variables, constants and fed inputs are not counted. Where it needs to, the
+            plan runs ops more than twice. With a budget, `checkpoints` may be left out; tensors
+            given there are kept.
+        max_recompute: with a budget, how often an op may be recomputed at most; 1 means that it
+            runs at most twice. None sets no bound.
 
     Returns:
         A list with the gradient of each x: a tensor, an `IndexedSlices`, or None.
 
     Raises:
+        BudgetError: no plan within `memory_budget` was found; the graph is plain.
         RuntimeError: called outside a graph.
-        TypeError: `checkpoints`, or an entry of it, is of a wrong type.
-        ValueError: a checkpoint is not in the forward graph, or the strategy is unknown.
+        TypeError: `checkpoints`, an entry of it, or another option is of a wrong type.
+        ValueError: a checkpoint is not in the forward graph, the strategy is unknown, or a budget
+            is not positive.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -84,7 +88,7 @@ def gradients(
     graph = _graph_of(ys, xs)
     targets = [y for y in tf.nest.flatten(ys, expand_composites=True) if isinstance(y, tf.Tensor)]
     forward = forward_operations(targets)
-    strategy, kept = resolve(checkpoints, forward, graph)
+    wish = Wish.of(checkpoints, forward, graph, memory_budget, max_recompute)
     first_new = len(graph.get_operations())
     with as_differentiated(graph, forward):
         grads = _tf_gradients(
@@ -99,64 +103,8 @@ def gradients(
             unconnected_gradients=unconnected_gradients,
         )
     results = [t for t in tf.nest.flatten(grads, expand_composites=True) if t is not None]
-    save_memory(results, first_new, strategy, kept)
+    save_memory(results, first_new, wish)
     return grads
-
-
-def save_memory(
-    results: list[tf.Tensor], first_new: int, strategy: str, kept: list[tf.Tensor] | None
-) -> None:
-    """Rewrites a step that TensorFlow has just differentiated, if that lowers its peak.
-
-    Args:
-        results: the gradients, tensors of one graph.
-        first_new: how many ops the graph had before it was differentiated.
-        strategy: the name of the strategy.
-        kept: the tensors to keep; None for a strategy that chooses by itself.
-    """
-    if not results:
-        logger.info("%s: no y depends on any x, so there is nothing to recompute", strategy)
-        return
-    began = time.perf_counter()
-    reading = read(results, first_new)
-    plan = _make_plan(reading, strategy, kept)
-    saves = plan.peak_bytes < plan.baseline_peak_bytes
-    if saves:
-        rewrite(reading, plan.schedule)
-    plan = dataclasses.replace(plan, seconds=time.perf_counter() - began)
-    logger.info("%s%s", plan, "" if saves else " (not applied)")
-    if saves:
-        record_plan(results[0].graph, plan)
-    else:
-        warnings.warn(_why_nothing_is_saved(plan), stacklevel=3)
-
-
-def _make_plan(reading: Reading, strategy: str, kept: list[tf.Tensor] | None) -> Plan:
-    problem = reading.problem
-    if kept is None:
-        return Plan.of(strategy, problem, STRATEGIES[strategy](problem))
-    ours = {reading.tensor_of[t.name] for t in kept if t.name in reading.tensor_of}
-    names = [t.name for t in kept if t.name in reading.tensor_of]
-    return Plan.of(strategy, problem, keep_given(problem, ours), names)
-
-
-def _why_nothing_is_saved(plan: Plan) -> str:
-    problem = plan.problem
-    peak = plan.baseline_peak_bytes / 1e6
-    intro = (
-        f'memory_saving_gradients: checkpoints="{plan.strategy}" saves nothing here, so the graph '
-        "stays as tf.gradients leaves it. "
-    )
-    if not any(not op.pinned and not op.backward and op.outputs for op in problem.ops):
-        return intro + (
-            "The backward pass reads no activation that could be computed twice: all of them come "
-            "from inputs, variables, or ops with state."
-        )
-    return intro + (
-        f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
-        f"with {len(plan.recomputed)} ops recomputed: what is kept and what is alive at once in "
-        "the largest stretch to recompute take as much as all activations together."
-    )
 
 
 def _graph_of(ys: Any, xs: Any) -> tf.Graph:
@@ -197,6 +145,7 @@ def _with(strategy: str) -> Callable[..., list]:
         aggregation_method: int | None = None,
         stop_gradients: Any = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        **budget: Any,
     ) -> list:
         return gradients(
             ys,
@@ -209,12 +158,13 @@ def _with(strategy: str) -> Callable[..., list]:
             aggregation_method=aggregation_method,
             stop_gradients=stop_gradients,
             unconnected_gradients=unconnected_gradients,
+            **budget,
         )
 
     fixed.__name__ = fixed.__qualname__ = f"gradients_{strategy}"
     fixed.__doc__ = (
         f'`gradients` with `checkpoints="{strategy}"`, to put in the place of `tf.gradients`: '
-        "its parameters are those of `tf.compat.v1.gradients`."
+        "its parameters are those of `tf.compat.v1.gradients`, and those of a budget."
     )
     return fixed
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Iterable
 
 import tensorflow as tf
 
+from memory_saving_gradients.planning.bounds import one_cut
 from memory_saving_gradients.planning.keep import kept_tensors
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import simulate
@@ -18,7 +20,9 @@ class Plan:
     """A schedule for a step, and what it takes.
 
     Attributes:
-        strategy: the strategy that made it: "memory", "speed", "collection", "list" or "policy".
+        strategy: the strategy that made it: "memory", "speed", "collection", "list", "policy", or
+            "budget" where a budget alone decided.
+        budget_bytes: the budget that it was made for, in bytes; None if there was none.
         baseline_peak_bytes: predicted peak of the step without recomputation, in bytes.
         peak_bytes: predicted peak of this plan, in bytes.
         overhead: predicted extra cost, as a fraction of the cost of the plain step.
@@ -30,6 +34,7 @@ class Plan:
     """
 
     strategy: str
+    budget_bytes: int | None
     baseline_peak_bytes: int
     peak_bytes: int
     overhead: float
@@ -39,9 +44,30 @@ class Plan:
     problem: Problem = dataclasses.field(repr=False)
     schedule: Schedule = dataclasses.field(repr=False)
 
+    @functools.cached_property
+    def lower_bound(self) -> float | None:
+        """The certified lower bound on the overhead of any plan at this one's budget (its peak, if
+        it has none); None, unproven, where the bound says nothing.
+
+        It is that of the one-cut linear program; see `planning.bounds`. Computed when first read.
+        """
+        allowed = self.peak_bytes if self.budget_bytes is None else self.budget_bytes
+        bound = one_cut(self.problem, allowed).overhead
+        return bound if bound > 0 or self.overhead <= 0 else None
+
+    @property
+    def gap(self) -> float | None:
+        """How far the overhead lies above `lower_bound`; None where that is unproven."""
+        return None if self.lower_bound is None else max(0.0, self.overhead - self.lower_bound)
+
     @classmethod
     def of(
-        cls, strategy: str, problem: Problem, schedule: Schedule, given: Iterable[str] = ()
+        cls,
+        strategy: str,
+        problem: Problem,
+        schedule: Schedule,
+        given: Iterable[str] = (),
+        budget_bytes: int | None = None,
     ) -> Plan:
         """Judges a schedule by simulation.
 
@@ -50,6 +76,7 @@ class Plan:
             problem: the step.
             schedule: the schedule to judge.
             given: names of checkpoints that the user gave.
+            budget_bytes: the budget, if there was one.
         """
         plain = simulate(problem, baseline(problem))
         planned = simulate(problem, schedule)
@@ -58,6 +85,7 @@ class Plan:
         twice = [i for i in schedule if i in ran or ran.add(i)]  # type: ignore[func-returns-value]
         return cls(
             strategy=strategy,
+            budget_bytes=budget_bytes,
             baseline_peak_bytes=plain.peak,
             peak_bytes=planned.peak,
             overhead=planned.cost / plain.cost - 1.0 if plain.cost else 0.0,
@@ -70,8 +98,9 @@ class Plan:
 
     def __str__(self) -> str:
         ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
+        budget = "" if self.budget_bytes is None else f" of {self.budget_bytes / 1e6:.1f} MB"
         return (
-            f"{self.strategy}: predicted peak {self.baseline_peak_bytes / 1e6:.1f} MB -> "
+            f"{self.strategy}{budget}: predicted peak {self.baseline_peak_bytes / 1e6:.1f} MB -> "
             f"{self.peak_bytes / 1e6:.1f} MB ({ratio:.2f}x), overhead {self.overhead:.1%}, "
             f"{len(self.recomputed)} ops recomputed, {self.seconds:.2f} s"
         )

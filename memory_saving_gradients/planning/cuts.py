@@ -44,7 +44,7 @@ def lowest_peak(problem: Problem) -> list[int]:
     Returns:
         A schedule that runs no op more than twice.
     """
-    model = _Segments(problem)
+    model = Segments(problem)
     floor = model.lowest_aim()
     most = max(_FEWEST_TRIES, _SIMULATED_OPS // (1 + len(problem.ops)))
     found = _Tried(problem)
@@ -120,7 +120,7 @@ def kept_at(problem: Problem, cuts: Iterable[int]) -> set[int]:
     return set(np.flatnonzero(kept).tolist())
 
 
-class _Segments:
+class Segments:
     """What a segment between two candidate cuts takes, read off the step without recomputation.
 
     Attributes:

@@ -22,6 +22,8 @@ class Simulation:
         tensor: which tensor each copy is of, in ascending order.
         made: the entry of the schedule that makes the copy.
         last: the last entry that reads it; the length of the schedule for a result of the step.
+        events: the entries that make or read each copy, copy by copy in ascending order.
+        begins: where in `events` those of each copy begin.
     """
 
     timeline: np.ndarray
@@ -29,6 +31,8 @@ class Simulation:
     tensor: np.ndarray
     made: np.ndarray
     last: np.ndarray
+    events: np.ndarray
+    begins: np.ndarray
 
     @property
     def peak(self) -> int:
@@ -90,4 +94,5 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     np.add.at(live, made, size[tensor])
     np.subtract.at(live, last + 1, size[tensor])
     timeline = live[: len(runs)].cumsum() + problem.workspaces[runs] - reused
-    return Simulation(timeline, float(problem.costs[runs].sum()), tensor, made, last)
+    cost = float(problem.costs[runs].sum())
+    return Simulation(timeline, cost, tensor, made, last, entries, begins)

@@ -23,10 +23,15 @@ def speed(problem: Problem) -> Schedule:
     The outputs of expensive ops are kept. What lies between them is recomputed from articulation
     points, or from cuts where that takes less memory.
     """
-    ops = tuple(dataclasses.replace(op, pinned=op.pinned or op.expensive) for op in problem.ops)
-    cheap = dataclasses.replace(problem, ops=ops)
+    cheap = without_expensive(problem)
     points = articulation_tensors(problem)
     return best(problem, [keeping(cheap, points), lowest_peak(cheap)])
+
+
+def without_expensive(problem: Problem) -> Problem:
+    """The problem in which no expensive op may run twice."""
+    ops = tuple(dataclasses.replace(op, pinned=op.pinned or op.expensive) for op in problem.ops)
+    return dataclasses.replace(problem, ops=ops)
 
 
 def keep_given(problem: Problem, kept: Collection[int]) -> Schedule:

@@ -1,0 +1,98 @@
+"""What a user may say of a budget, and the error when nothing can meet it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from typing import Any
+
+from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.simulate import simulate
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)}
+
+_UNDERSTOOD = (
+    'memory_budget must be a number of bytes (int), a string such as "800MB" or "1.5GiB", or a '
+    "float above 0 and up to 1, the share of the step's baseline peak"
+)
+_HOLDERS = 5
+
+
+class BudgetError(ValueError):
+    """No plan within the budget was found; the graph is as `tf.gradients` leaves it.
+
+    Attributes:
+        budget_bytes: the budget, in bytes.
+        lowest_peak_bytes: the lowest peak found, in bytes.
+    """
+
+    def __init__(self, message: str, budget_bytes: int, lowest_peak_bytes: int) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.lowest_peak_bytes = lowest_peak_bytes
+
+
+def parse_budget(budget: Any) -> int | float:
+    """A budget as bytes (int) or as a share of the baseline peak (float).
+
+    Args:
+        budget: an int in bytes; a string with a decimal (`"800MB"`) or binary unit (`"1.5GiB"`);
+            or a float, 0 < budget <= 1.
+
+    Returns:
+        Bytes as an int, or a share as a float.
+
+    Raises:
+        TypeError: it is of another type.
+        ValueError: it is not positive, a float above 1, or no number with a known unit.
+
+    Example:
+        >>> parse_budget("1.5GiB"), parse_budget(0.5)
+        (1610612736, 0.5)
+    """
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?i?)b?\s*", budget.lower())
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"{_UNDERSTOOD}; got {budget!r}")
+        value: int | float = int(float(match[1]) * _UNITS[match[2]])
+    elif isinstance(budget, bool) or not isinstance(budget, numbers.Real):
+        raise TypeError(f"{_UNDERSTOOD}; got {budget!r} of type {type(budget).__name__}")
+    elif isinstance(budget, numbers.Integral):
+        value = int(budget)
+    else:
+        value = float(budget)
+        if math.isnan(value) or value > 1:
+            raise ValueError(f"{_UNDERSTOOD}; got {budget!r}. For bytes, give an int.")
+    if value <= 0:
+        raise ValueError(f"{_UNDERSTOOD}; got {budget!r}, which is not above 0")
+    return value
+
+
+def unreachable(problem: Problem, schedule: Schedule, budget: int) -> BudgetError:
+    """The error that says how low a step can go and what holds it there.
+
+    Args:
+        problem: the step.
+        schedule: the schedule of the lowest peak found.
+        budget: the budget that it misses, in bytes.
+    """
+    simulation = simulate(problem, schedule)
+    entry = int(simulation.timeline.argmax())
+    op = problem.ops[schedule[entry]]
+    alive = (simulation.made <= entry) & (entry <= simulation.last)
+    held = sorted(
+        ((problem.tensors[t].bytes, problem.tensors[t].name) for t in simulation.tensor[alive]),
+        reverse=True,
+    )
+    largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in held[:_HOLDERS])
+    scratch = f" It takes {op.workspace / 1e6:.1f} MB of scratch space." if op.workspace else ""
+    return BudgetError(
+        f"memory_budget of {budget / 1e6:.1f} MB cannot be met: the lowest peak found is "
+        f'{simulation.peak / 1e6:.1f} MB, while "{op.name}" runs.{scratch} The largest of the '
+        f"{len(held)} tensors that are alive then: {largest}. Allow at least "
+        f"{simulation.peak} bytes, raise max_recompute if it is set, or make the batch smaller.",
+        budget,
+        simulation.peak,
+    )

@@ -1,0 +1,92 @@
+"""The cheapest schedule within a budget.
+
+Several schedules are made that promise to be cheap (no recomputation at all; what the one-cut
+program keeps; cuts), each is brought within the budget by added runs, and each then gives up the
+runs that the budget leaves room to save. The cheapest wins.
+
+What is not optimal: every stage is greedy. `bounds` tells how far from the optimum that can be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from memory_saving_gradients.planning.bounds import one_cut
+from memory_saving_gradients.planning.cuts import Segments, kept_at
+from memory_saving_gradients.planning.keep import keeping
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.search import lowered, restored
+from memory_saving_gradients.planning.simulate import simulate
+
+# What the starting schedules aim at, as multiples of the budget (for the one-cut program, which
+# sees no transient bytes) and of the lowest peak that cuts reach.
+_KEPT = (1.0, 0.9, 0.7)
+_CUTS = (1.0, 1.2, 1.5, 2.0)
+
+# So many ops are simulated for each start, and so many more where no start came within the budget.
+_SIMULATED_OPS = 400_000
+_LAST_RESORT = 20
+
+#: The runs an op may have where nothing bounds them.
+UNBOUNDED = 2**31
+
+
+def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedule:
+    """The cheapest schedule found within a budget.
+
+    Args:
+        problem: the step.
+        budget: the peak allowed, in bytes.
+        most_runs: how often an op may run.
+
+    Returns:
+        The schedule. If none was found within the budget, the one of the lowest peak found.
+    """
+    plain = baseline(problem)
+    if simulate(problem, plain).peak <= budget:
+        return plain
+    tries = max(1, _SIMULATED_OPS // len(problem.ops))
+    found = [lowered(problem, s, budget, most_runs, tries) for s in _starts(problem, budget)]
+    lowest = min(found, key=lambda schedule: simulate(problem, schedule).peak)
+    if simulate(problem, lowest).peak > budget:
+        lowest = lowered(problem, lowest, budget, most_runs, tries * _LAST_RESORT)
+        found.append(lowest)
+    fitting = [
+        restored(problem, schedule, budget)
+        for schedule in found
+        if simulate(problem, schedule).peak <= budget
+    ]
+    return min(fitting, key=lambda schedule: simulate(problem, schedule).cost, default=lowest)
+
+
+def lowest(problem: Problem, schedule: Schedule, most_runs: int, tries: int) -> list[int]:
+    """The lowest peak that added runs reach from a schedule, at the lowest cost found for it."""
+    deepest = lowered(problem, schedule, 0, most_runs, tries)
+    return restored(problem, deepest, simulate(problem, deepest).peak)
+
+
+def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
+    """The problem in which the ops that make `tensors` run once, so that these are kept."""
+    makers = {problem.made_by[t] for t in tensors}
+    ops = tuple(
+        dataclasses.replace(op, pinned=op.pinned or index in makers)
+        for index, op in enumerate(problem.ops)
+    )
+    return dataclasses.replace(problem, ops=ops)
+
+
+def _starts(problem: Problem, budget: int) -> Iterator[Schedule]:
+    yield range(len(problem.ops))
+    for factor in _KEPT:
+        kept = one_cut(problem, int(budget * factor)).kept
+        if kept.any():
+            yield keeping(problem, set(np.flatnonzero(kept > 0.5).tolist()))
+    segments = Segments(problem)
+    floor = segments.lowest_aim()
+    for factor in _CUTS:
+        cuts = segments.cuts_for(floor * factor)
+        if cuts is not None:
+            yield keeping(problem, kept_at(problem, cuts))

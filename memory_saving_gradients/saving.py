@@ -1,0 +1,141 @@
+"""Read, plan, rewrite: what every front door does once TensorFlow has differentiated."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.budgets import parse_budget, unreachable
+from memory_saving_gradients.checkpoints import is_empty_collection, resolve
+from memory_saving_gradients.graph.read import Reading, read
+from memory_saving_gradients.graph.rewrite import rewrite
+from memory_saving_gradients.plan import Plan, record_plan
+from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
+
+logger = logging.getLogger("memory_saving_gradients")
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What the user asked for, checked as far as it can be before differentiation.
+
+    Attributes:
+        strategy: "memory", "speed", "collection", "list", "policy", or "budget" where the budget
+            alone decides.
+        kept: the tensors to keep; None for a strategy that chooses by itself.
+        budget: bytes (int), a share of the baseline peak (float), or None for no budget.
+        most_runs: how often an op may run, with a budget.
+    """
+
+    strategy: str
+    kept: list[tf.Tensor] | None
+    budget: int | float | None = None
+    most_runs: int = UNBOUNDED
+
+    @classmethod
+    def of(
+        cls,
+        checkpoints: Any,
+        forward: dict[str, tf.Operation],
+        graph: tf.Graph,
+        memory_budget: Any = None,
+        max_recompute: int | None = None,
+    ) -> Wish:
+        """Checks the options of a front door; see `gradients` for what they mean."""
+        if memory_budget is None:
+            if max_recompute is not None:
+                raise ValueError("max_recompute bounds what a memory_budget may do: give both")
+            return cls(*resolve(checkpoints, forward, graph))
+        budget = parse_budget(memory_budget)
+        if max_recompute is None:
+            most_runs = UNBOUNDED
+        elif isinstance(max_recompute, bool) or not isinstance(max_recompute, int):
+            raise TypeError(f"max_recompute must be an int or None, got {max_recompute!r}")
+        elif max_recompute < 1:
+            raise ValueError(f"max_recompute must be at least 1, got {max_recompute}")
+        else:
+            most_runs = max_recompute + 1
+        if checkpoints == "memory" or is_empty_collection(checkpoints, graph):
+            return cls("budget", None, budget, most_runs)
+        return cls(*resolve(checkpoints, forward, graph), budget, most_runs)
+
+
+def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
+    """Rewrites a step that TensorFlow has just differentiated, if that lowers its peak.
+
+    Args:
+        results: the gradients, tensors of one graph.
+        first_new: how many ops the graph had before it was differentiated.
+        wish: what to plan.
+
+    Raises:
+        BudgetError: no plan within the budget was found; the graph is plain.
+    """
+    if not results:
+        logger.info("%s: no y depends on any x, so there is nothing to recompute", wish.strategy)
+        return
+    began = time.perf_counter()
+    reading = read(results, first_new)
+    problem = reading.problem
+    plain_peak = simulate(problem, baseline(problem)).peak
+    budget = int(wish.budget * plain_peak) if isinstance(wish.budget, float) else wish.budget
+    schedule, given = _schedule(reading, wish, budget)
+    plan = Plan.of(wish.strategy, problem, schedule, given, budget)
+    if budget is not None and plan.peak_bytes > budget:
+        raise unreachable(problem, schedule, budget)
+    saves = plan.peak_bytes < plan.baseline_peak_bytes
+    if saves:
+        rewrite(reading, plan.schedule)
+    plan = dataclasses.replace(plan, seconds=time.perf_counter() - began)
+    logger.info("%s%s", plan, "" if saves else " (not applied)")
+    if saves or budget is not None:
+        record_plan(results[0].graph, plan)
+    else:
+        warnings.warn(_why_nothing_is_saved(plan), stacklevel=3)
+
+
+def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedule, list[str]]:
+    """The schedule that a wish leads to, and the names of the checkpoints that it gave."""
+    problem = reading.problem
+    kept = [t for t in wish.kept or () if t.name in reading.tensor_of]
+    tensors = {reading.tensor_of[t.name] for t in kept}
+    names = [t.name for t in kept]
+    if budget is not None:
+        return within(_allowed(problem, wish, tensors), budget, wish.most_runs), names
+    if wish.kept is not None:
+        return keep_given(problem, tensors), names
+    return STRATEGIES[wish.strategy](problem), names
+
+
+def _allowed(problem: Problem, wish: Wish, kept: set[int]) -> Problem:
+    """The problem in which only that may run twice which the wish allows."""
+    if wish.strategy == "speed":
+        return without_expensive(problem)
+    return pinning(problem, kept)
+
+
+def _why_nothing_is_saved(plan: Plan) -> str:
+    problem = plan.problem
+    peak = plan.baseline_peak_bytes / 1e6
+    intro = (
+        f'memory_saving_gradients: checkpoints="{plan.strategy}" saves nothing here, so the graph '
+        "stays as tf.gradients leaves it. "
+    )
+    if not any(not op.pinned and not op.backward and op.outputs for op in problem.ops):
+        return intro + (
+            "The backward pass reads no activation that could be computed twice: all of them come "
+            "from inputs, variables, or ops with state."
+        )
+    return intro + (
+        f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
+        f"with {len(plan.recomputed)} ops recomputed: what is kept and what is alive at once in "
+        "the largest stretch to recompute take as much as all activations together."
+    )
