@@ -24,6 +24,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -138,14 +139,14 @@ def compare(
 def table(rows: Sequence[Row]) -> Table:
     """The rows as a table; ratios are to `tf.gradients` of the same depth, where it ran."""
     steps = len(rows[0].losses)
-    shown = Table(title="Measured: one training step, variables not counted")
+    shown = Table(title="Measured: one training step, variables not counted", box=SIMPLE_HEAD)
     for heading in (
         "depth",
         "method",
         "peak MB",
         "peak ratio",
         "step time ratio",
-        "gradient difference",
+        "largest gradient difference",
         f"loss after {steps} steps",
     ):
         left = heading == "method"

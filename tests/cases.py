@@ -17,10 +17,16 @@ MODELS = {
 }
 
 
-#: The arguments `checkpoints` that every model is tested with.
-CHECKPOINTS = {
-    "memory": "memory",
-    "speed": "speed",
-    "policy": lambda op: op.type in ("MatMul", "Conv2D", "AddV2", "ConcatV2"),
-    "regular expression": [r"^(AddV2|add|mul|concat|Relu)(_\d*[02468])?:0$"],
+#: The options of `gradients` that every model is tested with.
+OPTIONS: dict[str, dict] = {
+    "memory": {"checkpoints": "memory"},
+    "speed": {"checkpoints": "speed"},
+    "policy": {
+        "checkpoints": lambda op: op.type in ("MatMul", "Conv2D", "AddV2", "ConcatV2"),
+    },
+    "regular expression": {
+        "checkpoints": [r"^(AddV2|add|mul|concat|Relu)(_\d*[02468])?:0$"],
+    },
+    "budget of 0.8": {"memory_budget": 0.8},
+    "tight budget": {"memory_budget": 0.62},
 }

@@ -56,6 +56,15 @@ def test_predicted_peak_is_the_measured_one_and_memory_drops(name, record_proper
     assert peaks["speed"] < peaks["tf.gradients"]
 
 
+@pytest.mark.parametrize("share", [0.7, 0.4, 0.2])
+@pytest.mark.parametrize(
+    "name", ["chain, 64 layers, 2048 × 256", "DenseNet, 2 × 12 layers, batch 64"]
+)
+def test_measured_peak_keeps_the_budget(name, share):
+    peak, plan = measured(*MODELS[name], functools.partial(gradients, memory_budget=share))
+    assert peak <= 1.05 * plan.budget_bytes
+
+
 @pytest.mark.slow
 def test_resnet_110():
     make, batch = MODELS["ResNet-110, CIFAR, batch 128"]

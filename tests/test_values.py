@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
 from test_models import build_v1, build_v2
-from tests.cases import CHECKPOINTS, MODELS
+from tests.cases import MODELS, OPTIONS
 
 v1 = tf.compat.v1
 
@@ -34,14 +34,12 @@ def assert_same(ours, plain):
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("how", CHECKPOINTS)
+@pytest.mark.parametrize("how", OPTIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_session_gradients_are_equal(name, how):
     make, batch = MODELS[name]
     plain, plain_moving, _ = run_session(make, batch, tf.gradients)
-    ours, moving, plans = run_session(
-        make, batch, lambda ys, xs: gradients(ys, xs, checkpoints=CHECKPOINTS[how])
-    )
+    ours, moving, plans = run_session(make, batch, lambda ys, xs: gradients(ys, xs, **OPTIONS[how]))
     assert_same(ours, plain)
     assert_same(moving, plain_moving)  # batch-norm averages were updated once
     assert plans, "nothing was recomputed, so the test shows nothing"

@@ -101,12 +101,14 @@ def one_cut(problem: Problem, budget: int) -> OneCut:
     columns += range(count)
     values += (size[tensors] / unit).tolist()
     limits.append((budget - _beside(problem, moment)) / unit)
+    needed = set(problem.ops[moment].inputs)
+    at_least = [1.0 if tensor in needed else 0.0 for tensor in tensors]
     dearest = max(float(costs.max(initial=0.0)), 1e-300)
     solution = linprog(
         np.concatenate([np.zeros(count), costs[again] / dearest]),
         A_ub=sparse.csr_array((values, (rows, columns)), shape=(len(limits), count + len(again))),
         b_ub=limits,
-        bounds=(0, 1),
+        bounds=[(low, 1.0) for low in at_least] + [(0.0, 1.0)] * len(again),
         method="highs",
     )
     kept = np.zeros(len(problem.tensors))

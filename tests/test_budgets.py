@@ -1,0 +1,178 @@
+"""Budgets as a user gives them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients import BudgetError, get_plans, gradients, gradients_memory
+from memory_saving_gradients.budgets import parse_budget
+from test_models import Chain, build_v1
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (1000, 1000),
+        (np.int64(7), 7),
+        ("1000", 1000),
+        ("800MB", 800 * 10**6),
+        ("800 mb", 800 * 10**6),
+        ("1.5GiB", 3 * 2**29),
+        (".5 KiB", 512),
+        ("2kB", 2000),
+        ("3T", 3 * 10**12),
+        (0.5, 0.5),
+        (1.0, 1.0),
+        (np.float32(0.25), 0.25),
+    ],
+)
+def test_budgets_that_are_understood(said, meant):
+    assert parse_budget(said) == meant
+    assert type(parse_budget(said)) is type(meant)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (0, ValueError),
+        (-5, ValueError),
+        (0.0, ValueError),
+        (-0.5, ValueError),
+        (1.5, ValueError),
+        (float("nan"), ValueError),
+        (float("inf"), ValueError),
+        ("", ValueError),
+        ("lots", ValueError),
+        ("-3MB", ValueError),
+        ("3 parsecs", ValueError),
+        ("0MB", ValueError),
+        (True, TypeError),
+        ([800], TypeError),
+        (1j, TypeError),
+    ],
+)
+def test_budgets_that_are_not(said, error):
+    with pytest.raises(error, match="memory_budget"):
+        parse_budget(said)
+
+
+def chain():
+    return build_v1(Chain(16, 64), 512)
+
+
+def plan_of(graph):
+    return get_plans(graph)[-1]
+
+
+def test_a_plan_keeps_its_budget_and_knows_how_good_it_is(graph):
+    step = chain()
+    gradients(step.loss, step.variables, memory_budget="2.5MB")
+    plan = plan_of(graph)
+    assert plan.strategy == "budget"
+    assert plan.budget_bytes == 2_500_000
+    assert plan.peak_bytes <= 2_500_000 < plan.baseline_peak_bytes
+    assert 0 < plan.lower_bound <= plan.overhead
+    assert plan.gap == pytest.approx(plan.overhead - plan.lower_bound)
+    assert "2.5 MB" in str(plan)
+
+
+def test_a_share_is_one_of_the_baseline_peak(graph):
+    step = chain()
+    gradients(step.loss, step.variables, memory_budget=0.5)
+    plan = plan_of(graph)
+    assert plan.budget_bytes == plan.baseline_peak_bytes // 2
+    assert plan.peak_bytes <= plan.budget_bytes
+
+
+def test_less_memory_costs_more(graph):
+    step = chain()
+    for share in (0.8, 0.5, 0.3):
+        gradients(step.loss, step.variables, memory_budget=share)
+    overheads = [plan.overhead for plan in get_plans(graph)]
+    assert overheads == sorted(overheads)
+    assert overheads[0] < overheads[-1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_budget_that_is_met_anyway_leaves_the_graph_plain(graph):
+    step = chain()
+    gradients(step.loss, step.variables, memory_budget="1GB")
+    assert plan_of(graph).overhead == 0
+    assert not plan_of(graph).recomputed
+    assert not [op for op in graph.get_operations() if op.name.startswith("recompute")]
+
+
+def test_an_impossible_budget_says_what_is_possible_and_leaves_the_graph_plain(graph):
+    step = chain()
+    with tf.Graph().as_default() as plain:
+        same = chain()
+        tf.gradients(same.loss, same.variables)
+    with pytest.raises(BudgetError, match="the lowest peak found is") as caught:
+        gradients(step.loss, step.variables, memory_budget=1000)
+    assert graph.as_graph_def() == plain.as_graph_def()
+    assert caught.value.budget_bytes == 1000
+    lowest = caught.value.lowest_peak_bytes
+    assert lowest > 1000
+    gradients(step.loss, step.variables, memory_budget=lowest)
+    assert plan_of(graph).peak_bytes <= lowest
+
+
+def test_max_recompute_bounds_the_runs(graph):
+    step = chain()
+    counts = {}
+    for most in (1, 2, None):
+        try:
+            gradients(step.loss, step.variables, memory_budget=0.21, max_recompute=most)
+        except BudgetError as error:
+            counts[most] = error
+        else:
+            counts[most] = int(np.bincount(plan_of(graph).schedule).max())
+    assert isinstance(counts[1], BudgetError)
+    assert counts[2] == 3
+    assert counts[None] >= 3
+
+
+def test_given_checkpoints_are_kept_within_the_budget(graph):
+    step = chain()
+    given = [op.outputs[0] for op in graph.get_operations() if op.type == "Tanh"][2:8:2]
+    gradients(step.loss, step.variables, checkpoints=given, memory_budget=0.6)
+    plan = plan_of(graph)
+    assert plan.strategy == "list"
+    assert plan.peak_bytes <= plan.budget_bytes
+    assert {t.name for t in given} <= set(plan.checkpoints)
+    assert not {t.op.name for t in given} & set(plan.recomputed)
+
+
+def test_speed_with_a_budget_repeats_no_product(graph):
+    step = chain()
+    gradients(step.loss, step.variables, checkpoints="speed", memory_budget=0.7)
+    types = {graph.get_operation_by_name(name).type for name in plan_of(graph).recomputed}
+    assert types
+    assert "MatMul" not in types
+
+
+def test_the_fixed_strategies_take_a_budget(graph):
+    step = chain()
+    gradients_memory(step.loss, step.variables, memory_budget=0.5)
+    assert plan_of(graph).strategy == "budget"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"memory_budget": 0}, ValueError, "memory_budget"),
+        ({"memory_budget": "many"}, ValueError, "memory_budget"),
+        ({"memory_budget": [1]}, TypeError, "memory_budget"),
+        ({"memory_budget": 0.5, "max_recompute": 0}, ValueError, "max_recompute"),
+        ({"memory_budget": 0.5, "max_recompute": 1.5}, TypeError, "max_recompute"),
+        ({"checkpoints": "memory", "max_recompute": 2}, ValueError, "give both"),
+    ],
+)
+def test_wrong_options_raise_before_anything_changes(graph, options, error, message):
+    step = chain()
+    before = graph.as_graph_def()
+    with pytest.raises(error, match=message):
+        gradients(step.loss, step.variables, **options)
+    assert graph.as_graph_def() == before
