@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from memory_saving_gradients.planning.bounds import one_cut
+from memory_saving_gradients.planning.bounds import OneCutProgram
 from memory_saving_gradients.planning.keep import kept_tensors
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import simulate
@@ -52,7 +52,7 @@ class Plan:
         It is that of the one-cut linear program; see `planning.bounds`. Computed when first read.
         """
         allowed = self.peak_bytes if self.budget_bytes is None else self.budget_bytes
-        bound = one_cut(self.problem, allowed).overhead
+        bound = OneCutProgram(self.problem).solve(allowed).overhead
         return bound if bound > 0 or self.overhead <= 0 else None
 
     @property

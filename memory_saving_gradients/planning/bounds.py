@@ -20,8 +20,9 @@ from scipy.optimize import linprog
 
 from memory_saving_gradients.planning.problem import Problem
 
-# So many backward ops are looked at for the moment that binds most.
-_MOMENTS = 16
+# So many backward ops, those with the longest way to the end, are looked at for the moment that
+# binds most.
+_MOMENTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +38,14 @@ class OneCut:
     kept: np.ndarray
 
 
-def one_cut(problem: Problem, budget: int) -> OneCut:
-    """Solves the one-cut linear program with HiGHS.
+class OneCutProgram:
+    """The one-cut linear program of a step, solved with HiGHS.
+
+    Its variables are, for every tensor made before the moment, the share of it in memory, and for
+    every op that ran before and may run again, whether it does.
 
     Args:
         problem: the step.
-        budget: the peak allowed, in bytes.
-
-    Returns:
-        The bound and the fractional choice that attains it.
 
     Example:
         >>> from memory_saving_gradients.planning.problem import Op, Problem, Tensor
@@ -55,67 +55,65 @@ def one_cut(problem: Problem, budget: int) -> OneCut:
         ...     Op("gradient of a", (0, 2), (3,), backward=True),
         ... )
         >>> tensors = tuple(Tensor(name, 8) for name in "abcd")
-        >>> round(one_cut(Problem(ops, tensors, frozenset({3})), 16).overhead, 3)
+        >>> round(OneCutProgram(Problem(ops, tensors, frozenset({3}))).solve(16).overhead, 3)
         0.25
     """
-    if problem.forward_count == len(problem.ops):
-        return OneCut(0.0, np.zeros(len(problem.tensors)))
-    moment, before, wanted = _moment(problem)
-    size, costs = problem.sizes, problem.costs
-    tensors = sorted({t for index in before for t in problem.ops[index].outputs})
-    column = {t: i for i, t in enumerate(tensors)}
-    again = [index for index in sorted(before) if not problem.ops[index].pinned]
-    run = {index: i for i, index in enumerate(again)}
-    count = len(tensors)
 
-    # Variables: kept[t] for every tensor, then run[v] for every op that may run again.
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    limits: list[float] = []
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        moment, before, wanted = _moment(problem)
+        self._tensors = sorted({t for index in before for t in problem.ops[index].outputs})
+        self._again = [index for index in sorted(before) if not problem.ops[index].pinned]
+        self._column = {t: i for i, t in enumerate(self._tensors)}
+        self._run = {index: len(self._tensors) + i for i, index in enumerate(self._again)}
+        self._rows: list[list[tuple[int, float]]] = []
+        self._limits: list[float] = []
+        for tensor in self._tensors:
+            if tensor in wanted:
+                self._demand(tensor, None)
+        for index in self._again:
+            for tensor in problem.ops[index].inputs:
+                if tensor in self._column:
+                    self._demand(tensor, index)
+        self._beside = _beside(problem, moment) if problem.ops[moment:] else 0
+        read_now = set(problem.ops[moment].inputs) if problem.ops[moment:] else set()
+        self._least = [float(tensor in read_now) for tensor in self._tensors]
 
-    def at_hand(tensor: int, needed_by: int | None) -> None:
-        """kept[t] + run[op of t] >= run[needed_by], or >= 1 for a tensor that is wanted."""
-        row = len(limits)
-        entries = [(column[tensor], -1.0)]
-        if problem.made_by[tensor] in run:
-            entries.append((count + run[problem.made_by[tensor]], -1.0))
+    def _demand(self, tensor: int, needed_by: int | None) -> None:
+        """The tensor is in memory or made again if the op runs again, or in any case."""
+        row = [(self._column[tensor], -1.0)]
+        maker = self._problem.made_by[tensor]
+        if maker in self._run:
+            row.append((self._run[maker], -1.0))
         if needed_by is not None:
-            entries.append((count + run[needed_by], 1.0))
-        for at, value in entries:
-            rows.append(row)
-            columns.append(at)
-            values.append(value)
-        limits.append(-1.0 if needed_by is None else 0.0)
+            row.append((self._run[needed_by], 1.0))
+        self._rows.append(row)
+        self._limits.append(-1.0 if needed_by is None else 0.0)
 
-    for tensor in tensors:
-        if tensor in wanted:
-            at_hand(tensor, None)
-    for index in again:
-        for tensor in problem.ops[index].inputs:
-            if tensor in column:
-                at_hand(tensor, index)
-    row = len(limits)
-    unit = max(1, int(size.max(initial=1)))  # so that the numbers suit the solver
-    rows += [row] * count
-    columns += range(count)
-    values += (size[tensors] / unit).tolist()
-    limits.append((budget - _beside(problem, moment)) / unit)
-    needed = set(problem.ops[moment].inputs)
-    at_least = [1.0 if tensor in needed else 0.0 for tensor in tensors]
-    dearest = max(float(costs.max(initial=0.0)), 1e-300)
-    solution = linprog(
-        np.concatenate([np.zeros(count), costs[again] / dearest]),
-        A_ub=sparse.csr_array((values, (rows, columns)), shape=(len(limits), count + len(again))),
-        b_ub=limits,
-        bounds=[(low, 1.0) for low in at_least] + [(0.0, 1.0)] * len(again),
-        method="highs",
-    )
-    kept = np.zeros(len(problem.tensors))
-    if not solution.success:
-        return OneCut(np.inf, kept)
-    kept[tensors] = solution.x[:count]
-    return OneCut(max(0.0, float(solution.fun)) * dearest / float(costs.sum()), kept)
+    def solve(self, budget: int) -> OneCut:
+        """The bound for a budget in bytes, and the fractional choice that attains it."""
+        count, costs = len(self._tensors), self._problem.costs
+        kept = np.zeros(len(self._problem.tensors))
+        if not count:
+            return OneCut(0.0, kept)
+        size = self._problem.sizes[self._tensors]
+        # Sizes and costs near 1 suit the solver.
+        unit = max(1, int(size.max()))
+        dearest = max(float(costs.max(initial=0.0)), 1e-300)
+        rows = [*self._rows, list(enumerate(size / unit))]
+        entries = [(row, at, value) for row, line in enumerate(rows) for at, value in line]
+        row, at, value = zip(*entries, strict=True)
+        solution = linprog(
+            np.concatenate([np.zeros(count), costs[self._again] / dearest]),
+            A_ub=sparse.csr_array((value, (row, at)), shape=(len(rows), count + len(self._again))),
+            b_ub=[*self._limits, (budget - self._beside) / unit],
+            bounds=[(least, 1.0) for least in [*self._least, *[0.0] * len(self._again)]],
+            method="highs",
+        )
+        if not solution.success:
+            return OneCut(np.inf, kept)
+        kept[self._tensors] = solution.x[:count]
+        return OneCut(max(0.0, float(solution.fun)) * dearest / float(costs.sum()), kept)
 
 
 def _moment(problem: Problem) -> tuple[int, set[int], set[int]]:
@@ -132,8 +130,12 @@ def _moment(problem: Problem) -> tuple[int, set[int], set[int]]:
             (problem.made_by[t], index) for t in op.inputs if t in problem.made_here
         )
     forward, most = problem.forward_count, -1
+    to_end = [0] * len(problem.ops)
+    for index in range(len(problem.ops) - 1, -1, -1):
+        to_end[index] = 1 + max((to_end[after] for after in graph.successors(index)), default=0)
+    backward = sorted(range(forward, len(problem.ops)), key=to_end.__getitem__, reverse=True)
     best: tuple[int, set[int], set[int]] = forward, set(), set()
-    for moment in range(forward, min(forward + _MOMENTS, len(problem.ops))):
+    for moment in backward[:_MOMENTS]:
         before = {index for index in nx.ancestors(graph, moment) if index < forward}
         later = {moment, *nx.descendants(graph, moment)}
         read = {t for index in later for t in problem.ops[index].inputs}

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from memory_saving_gradients.planning.bounds import one_cut
+from memory_saving_gradients.planning.bounds import OneCutProgram
 from memory_saving_gradients.planning.cuts import Segments, kept_at
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
@@ -25,6 +25,9 @@ from memory_saving_gradients.planning.simulate import simulate
 # sees no transient bytes) and of the lowest peak that cuts reach.
 _KEPT = (1.0, 0.9, 0.7)
 _CUTS = (1.0, 1.2, 1.5, 2.0)
+
+# The solver takes longer than all the rest for problems of more ops than this.
+_LARGEST_PROGRAM = 30_000
 
 # So many ops are simulated for each start, and so many more where no start came within the budget.
 _SIMULATED_OPS = 400_000
@@ -62,12 +65,6 @@ def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedul
     return min(fitting, key=lambda schedule: simulate(problem, schedule).cost, default=lowest)
 
 
-def lowest(problem: Problem, schedule: Schedule, most_runs: int, tries: int) -> list[int]:
-    """The lowest peak that added runs reach from a schedule, at the lowest cost found for it."""
-    deepest = lowered(problem, schedule, 0, most_runs, tries)
-    return restored(problem, deepest, simulate(problem, deepest).peak)
-
-
 def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
     """The problem in which the ops that make `tensors` run once, so that these are kept."""
     makers = {problem.made_by[t] for t in tensors}
@@ -80,10 +77,12 @@ def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
 
 def _starts(problem: Problem, budget: int) -> Iterator[Schedule]:
     yield range(len(problem.ops))
-    for factor in _KEPT:
-        kept = one_cut(problem, int(budget * factor)).kept
-        if kept.any():
-            yield keeping(problem, set(np.flatnonzero(kept > 0.5).tolist()))
+    if len(problem.ops) <= _LARGEST_PROGRAM:
+        program = OneCutProgram(problem)
+        for factor in _KEPT:
+            kept = program.solve(int(budget * factor)).kept
+            if kept.any():
+                yield keeping(problem, set(np.flatnonzero(kept > 0.5).tolist()))
     segments = Segments(problem)
     floor = segments.lowest_aim()
     for factor in _CUTS:

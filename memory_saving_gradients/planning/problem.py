@@ -103,6 +103,16 @@ class Problem:
         return made_by
 
     @functools.cached_property
+    def makers(self) -> np.ndarray:
+        """`made_by` as an array."""
+        return np.array(self.made_by, dtype=np.int64)
+
+    @functools.cached_property
+    def may_repeat(self) -> np.ndarray:
+        """Whether each op may run more than once."""
+        return np.array([not op.pinned and not op.backward for op in self.ops])
+
+    @functools.cached_property
     def forward_spans(self) -> tuple[np.ndarray, np.ndarray]:
         """The forward op that makes each tensor and the last forward op that reads it, or -1."""
         made = np.full(len(self.tensors), -1)
@@ -184,7 +194,7 @@ def _edges(rows: Sequence[Sequence[int]], fits: Sequence[bool]) -> Edges:
 
 #: Indices into `Problem.ops`, in the order of running, with repeats. An input always means the
 #: newest copy of its tensor.
-Schedule = Sequence[int]
+Schedule = Sequence[int] | np.ndarray
 
 
 def baseline(problem: Problem) -> Schedule:

@@ -9,19 +9,17 @@ What is not optimal: every move is greedy, and none is taken back once it was ma
 
 from __future__ import annotations
 
-import collections
-
 import numpy as np
 
-from memory_saving_gradients.planning.keep import without_unread
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import Simulation, simulate
 
-# So many of the most promising moves are simulated before one is chosen.
-_LOOKED_AT = 6
+# Of so many promising moves the cost is worked out, and the best of them are simulated.
+_CONSIDERED = 64
+_SIMULATED = 6
 
 
-def restored(problem: Problem, schedule: Schedule, budget: int) -> list[int]:
+def restored(problem: Problem, schedule: Schedule, budget: int) -> Schedule:
     """Drops runs that a schedule within the budget does not need.
 
     Args:
@@ -32,22 +30,33 @@ def restored(problem: Problem, schedule: Schedule, budget: int) -> list[int]:
     Returns:
         A schedule of at most `budget` bytes and at most the cost of the given one.
     """
-    schedule = list(schedule)
+    runs, simulation = tidied(problem, np.asarray(schedule))
     allowed = budget
     while True:
-        shorter = _dropped(problem, schedule, allowed)
-        if len(shorter) == len(schedule):
-            return schedule
-        peak = simulate(problem, shorter).peak
-        if peak <= budget:
-            schedule, allowed = shorter, budget
+        fewer, judged = tidied(problem, _dropped(problem, runs, simulation, allowed))
+        if len(fewer) == len(runs):
+            return runs.tolist()
+        if judged.peak <= budget:
+            runs, simulation, allowed = fewer, judged, budget
         else:  # a buffer was lent before and is not now
-            allowed -= peak - budget
+            allowed -= judged.peak - budget
 
 
-def _dropped(problem: Problem, schedule: list[int], budget: int) -> list[int]:
+def tidied(problem: Problem, runs: np.ndarray) -> tuple[np.ndarray, Simulation]:
+    """A schedule without the runs that nothing reads before they are run again, simulated."""
+    while True:
+        simulation = simulate(problem, runs)
+        last_run = np.zeros(len(problem.ops), dtype=np.int64)
+        last_run[runs] = np.arange(len(runs))  # the last of several writes stays
+        useful = last_run[runs] == np.arange(len(runs))
+        useful[simulation.made[simulation.last > simulation.made]] = True
+        if useful.all():
+            return runs, simulation
+        runs = runs[useful]
+
+
+def _dropped(problem: Problem, runs: np.ndarray, simulation: Simulation, budget: int) -> np.ndarray:
     """`restored`, once through all runs, with lent buffers taken as they were."""
-    simulation = simulate(problem, schedule)
     timeline, last = simulation.timeline.copy(), simulation.last.copy()
     copies: dict[int, list[int]] = {}  # by the entry that makes them
     for copy, entry in enumerate(simulation.made.tolist()):
@@ -61,7 +70,7 @@ def _dropped(problem: Problem, schedule: list[int], budget: int) -> list[int]:
     for entry, made in copies.items():
         if all(before[copy] >= 0 for copy in made):
             extra = int(sum(size[tensor[copy]] for copy in made))
-            again.append((-problem.ops[schedule[entry]].cost / max(extra, 1), entry))
+            again.append((-problem.ops[runs[entry]].cost / max(extra, 1), entry))
     dropped = set()
     for _, entry in sorted(again):
         stays = [copy for copy in copies[entry] if last[copy] > entry]
@@ -80,13 +89,12 @@ def _dropped(problem: Problem, schedule: list[int], budget: int) -> list[int]:
                 before[after[copy]], after[old] = old, after[copy]
             else:
                 after[old] = 0
-    kept = [index for entry, index in enumerate(schedule) if entry not in dropped]
-    return without_unread(problem, kept)
+    return np.delete(runs, sorted(dropped))
 
 
 def lowered(
     problem: Problem, schedule: Schedule, budget: int, most_runs: int, tries: int
-) -> list[int]:
+) -> Schedule:
     """Adds runs until the peak is within the budget, or no move found lowers it.
 
     Args:
@@ -99,35 +107,25 @@ def lowered(
     Returns:
         The schedule, of at most `budget` bytes if that was reached.
     """
-    schedule = list(schedule)
-    simulation = simulate(problem, schedule)
+    runs, simulation = tidied(problem, np.asarray(schedule))
     for _ in range(tries):
         if simulation.peak <= budget:
             break
-        found = _best_move(problem, schedule, simulation, budget, most_runs)
+        found = _best_move(problem, runs, simulation, budget, most_runs)
         if found is None:
             break
-        schedule, simulation = found
-    return schedule
+        runs, simulation = found
+    return runs.tolist()
 
 
 def _best_move(
-    problem: Problem, schedule: list[int], simulation: Simulation, budget: int, most_runs: int
-) -> tuple[list[int], Simulation] | None:
+    problem: Problem, runs: np.ndarray, simulation: Simulation, budget: int, most_runs: int
+) -> tuple[np.ndarray, Simulation] | None:
     """The move at the first highest entry that takes away most excess for its cost."""
-    entry = int(simulation.timeline.argmax())
-    lives = _Lives(problem, schedule, simulation, most_runs)
-    moves = []
-    for copy in np.flatnonzero((simulation.made < entry) & (simulation.last > entry)).tolist():
-        move = lives.move(copy, entry)
-        if move is not None:
-            moves.append(move)
-    moves.sort(reverse=True)
     excess = _excess(simulation, budget)
     best, best_score = None, 0.0
-    for _, at, runs in moves[:_LOOKED_AT]:
-        longer = without_unread(problem, [*schedule[:at], *runs, *schedule[at:]])
-        judged = simulate(problem, longer)
+    for after, again in _moves(problem, runs, simulation, most_runs):
+        longer, judged = tidied(problem, np.insert(runs, after, again))
         gain = excess - _excess(judged, budget)
         if judged.peak > simulation.peak or gain <= 0:
             continue
@@ -142,57 +140,69 @@ def _excess(simulation: Simulation, budget: int) -> float:
     return float(np.maximum(simulation.timeline - budget, 0).sum())
 
 
-class _Lives:
-    """Where copies are read, and what it takes to make one again."""
+def _moves(
+    problem: Problem, runs: np.ndarray, simulation: Simulation, most_runs: int
+) -> list[tuple[int, list[int]]]:
+    """The most promising moves at the first highest entry: before which entry to run which ops.
 
-    def __init__(
-        self, problem: Problem, schedule: list[int], simulation: Simulation, most_runs: int
-    ) -> None:
-        self._problem = problem
-        self._simulation = simulation
-        self._runs = collections.Counter(schedule)
-        self._most_runs = most_runs
-        self._first = np.searchsorted(simulation.tensor, np.arange(len(problem.tensors) + 1))
+    A copy that is alive there, but was last read before and is next read later, is dropped and
+    made again before that reader.
+    """
+    entry = int(simulation.timeline.argmax())
+    counts = np.bincount(runs, minlength=len(problem.ops))
+    may = problem.may_repeat & (counts < most_runs)
+    copies = np.flatnonzero((simulation.made < entry) & (simulation.last > entry))
+    copies = copies[may[problem.makers[simulation.tensor[copies]]]]
+    # The events of all copies as one ascending sequence, in which each copy's place is found.
+    width = len(runs) + 1
+    sequence = simulation.copies_of_events * width + simulation.events
+    at = np.searchsorted(sequence, copies * width + entry)
+    read_later = at < np.append(simulation.begins[1:], len(simulation.events))[copies]
+    copies, at = copies[read_later], at[read_later]
+    before, after = simulation.events[at - 1], simulation.events[at]
+    unread_here = after > entry
+    copies, before, after = copies[unread_here], before[unread_here], after[unread_here]
+    saved = problem.sizes[simulation.tensor[copies]] * (after - before)
+    cost = problem.costs[problem.makers[simulation.tensor[copies]]]
+    promising = np.argsort(-saved / np.maximum(cost, 1e-12), kind="stable")
+    moves = []
+    first = np.searchsorted(simulation.tensor, np.arange(len(problem.tensors) + 1))
+    for i in promising[:_CONSIDERED].tolist():
+        tensor, until = int(simulation.tensor[copies[i]]), int(after[i])
+        again = _runs_for(problem, simulation, may, first, tensor, entry, until)
+        if again is not None:
+            worth = saved[i] / max(float(problem.costs[again].sum()), 1e-12)
+            moves.append((worth, until, again))
+    moves.sort(reverse=True)
+    return [(until, again) for _, until, again in moves[:_SIMULATED]]
 
-    def move(self, copy: int, entry: int) -> tuple[float, int, list[int]] | None:
-        """Drops a copy at an entry: (a guess of what it is worth, before what, which runs)."""
-        made = self._simulation
-        ends = [*made.begins[copy + 1 : copy + 2], len(made.events)][0]
-        events = made.events[made.begins[copy] : ends]
-        at = int(np.searchsorted(events, entry))
-        if at == len(events) or events[at] == entry:
-            return None  # it is a result, or read right here
-        before, after = int(events[at - 1]), int(events[at])
-        tensor = int(made.tensor[copy])
-        runs = self._runs_for(tensor, entry, after)
-        if runs is None:
+
+def _runs_for(
+    problem: Problem,
+    simulation: Simulation,
+    may: np.ndarray,
+    first: np.ndarray,
+    tensor: int,
+    entry: int,
+    until: int,
+) -> list[int] | None:
+    """The runs, in order, that make `tensor` again before the entry `until`; None if none may.
+
+    They start from what is alive there, and from what was made or read since `entry`, which stays
+    for them.
+    """
+    needed: set[int] = set()
+    waiting = [tensor]
+    while waiting:
+        index = problem.made_by[waiting.pop()]
+        if index in needed:
+            continue
+        if not may[index]:
             return None
-        saved = int(self._problem.sizes[tensor])
-        cost = float(self._problem.costs[runs].sum())
-        return saved * (after - before) / max(cost, 1e-12), after, runs
-
-    def _runs_for(self, tensor: int, entry: int, after: int) -> list[int] | None:
-        """The runs, in order, that make `tensor` again at `after` out of what is alive then.
-
-        What is not alive there but was made or read since `entry` stays for it.
-        """
-        needed: set[int] = set()
-        waiting = [tensor]
-        while waiting:
-            index = self._problem.made_by[waiting.pop()]
-            if index in needed:
-                continue
-            op = self._problem.ops[index]
-            if index < 0 or op.pinned or op.backward or self._runs[index] >= self._most_runs:
-                return None
-            needed.add(index)
-            waiting += [t for t in op.inputs if not self._at_hand(t, entry, after)]
-        return sorted(needed)
-
-    def _at_hand(self, tensor: int, entry: int, after: int) -> bool:
-        copies = slice(self._first[tensor], self._first[tensor + 1])
-        made, last = self._simulation.made[copies], self._simulation.last[copies]
-        if not len(made):
-            return True  # it is there from the start
-        newest = int(np.searchsorted(made, after)) - 1
-        return newest >= 0 and (made[newest] > entry or last[newest] > entry)
+        needed.add(index)
+        for read in problem.ops[index].inputs:
+            begin, end = first[read], first[read + 1]
+            newest = begin + int(np.searchsorted(simulation.made[begin:end], until)) - 1
+            if begin < end and simulation.last[newest] <= entry:
+                waiting.append(read)
+    return sorted(needed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -33,6 +34,13 @@ class Simulation:
     last: np.ndarray
     events: np.ndarray
     begins: np.ndarray
+
+    @functools.cached_property
+    def copies_of_events(self) -> np.ndarray:
+        """Which copy each of `events` belongs to."""
+        return np.repeat(
+            np.arange(len(self.begins)), np.diff(np.append(self.begins, len(self.events)))
+        )
 
     @property
     def peak(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from memory_saving_gradients.planning.bounds import one_cut
+from memory_saving_gradients.planning.bounds import OneCutProgram
 from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.search import lowered, restored
@@ -29,7 +29,9 @@ def test_plans_replay_and_keep_what_they_promise(step, share, most_runs):
     assert replay(step, schedule) == planned.peak
     assert max(Counter(schedule).values()) <= most_runs
     if planned.peak <= budget:
-        assert planned.cost >= plain.cost * (1 + one_cut(step, budget).overhead) * (1 - 1e-9)
+        assert planned.cost >= plain.cost * (1 + OneCutProgram(step).solve(budget).overhead) * (
+            1 - 1e-9
+        )
 
 
 @settings(deadline=None)
@@ -49,7 +51,7 @@ def test_close_to_the_best_of_all_schedules(step, share):
     budget = int(share * simulate(step, baseline(step)).peak)
     best = cheapest(step, budget)
     found = simulate(step, within(step, budget))
-    bound = one_cut(step, budget).overhead
+    bound = OneCutProgram(step).solve(budget).overhead
     if best is None:
         assert found.peak > budget
         return
@@ -102,4 +104,4 @@ def test_a_budget_below_what_one_op_needs_yields_the_lowest_peak():
 
 def test_the_bound_says_when_a_budget_is_impossible():
     # A backward op holds its activation and its output, eight bytes each.
-    assert one_cut(chain(12), 15).overhead == math.inf
+    assert OneCutProgram(chain(12)).solve(15).overhead == math.inf
