@@ -2,7 +2,7 @@
 
 Several schedules are made that promise to be cheap (no recomputation at all; what the one-cut
 program keeps; cuts), each is brought within the budget by added runs, and each then gives up the
-runs that the budget leaves room to save. The cheapest wins.
+runs that the budget leaves room to save. The cheapest of them are improved further.
 
 What is not optimal: every stage is greedy. `bounds` tells how far from the optimum that can be.
 """
@@ -10,7 +10,7 @@ What is not optimal: every stage is greedy. `bounds` tells how far from the opti
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from memory_saving_gradients.planning.bounds import OneCutProgram
 from memory_saving_gradients.planning.cuts import Segments, kept_at
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
-from memory_saving_gradients.planning.search import lowered, restored
+from memory_saving_gradients.planning.search import improved, lowered, restored
 from memory_saving_gradients.planning.simulate import simulate
 
 # What the starting schedules aim at, as multiples of the budget (for the one-cut program, which
@@ -32,6 +32,12 @@ _LARGEST_PROGRAM = 30_000
 # So many ops are simulated for each start, and so many more where no start came within the budget.
 _SIMULATED_OPS = 400_000
 _LAST_RESORT = 20
+
+# So many of the cheapest schedules are improved, if the problem has no more ops than this and the
+# cheapest is not within this share of the optimum already.
+_IMPROVED = 2
+_LARGEST_IMPROVED = 1_500
+_CLOSE = 0.002
 
 #: The runs an op may have where nothing bounds them.
 UNBOUNDED = 2**31
@@ -52,7 +58,9 @@ def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedul
     if simulate(problem, plain).peak <= budget:
         return plain
     tries = max(1, _SIMULATED_OPS // len(problem.ops))
-    found = [lowered(problem, s, budget, most_runs, tries) for s in _starts(problem, budget)]
+    kept, bound = _one_cut(problem, budget)
+    starts = _starts(problem, kept)
+    found = [lowered(problem, schedule, budget, most_runs, tries) for schedule in starts]
     lowest = min(found, key=lambda schedule: simulate(problem, schedule).peak)
     if simulate(problem, lowest).peak > budget:
         lowest = lowered(problem, lowest, budget, most_runs, tries * _LAST_RESORT)
@@ -62,7 +70,18 @@ def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedul
         for schedule in found
         if simulate(problem, schedule).peak <= budget
     ]
-    return min(fitting, key=lambda schedule: simulate(problem, schedule).cost, default=lowest)
+    if not fitting:
+        return lowest
+
+    def cost(schedule: Schedule) -> float:
+        return simulate(problem, schedule).cost
+
+    fitting.sort(key=cost)
+    optimum = (1 + bound) * problem.costs.sum()
+    if len(problem.ops) > _LARGEST_IMPROVED or cost(fitting[0]) < optimum * (1 + _CLOSE):
+        return fitting[0]
+    swung = (improved(problem, s, budget, most_runs, tries // 4) for s in fitting[:_IMPROVED])
+    return min(swung, key=cost)
 
 
 def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
@@ -75,14 +94,20 @@ def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
     return dataclasses.replace(problem, ops=ops)
 
 
-def _starts(problem: Problem, budget: int) -> Iterator[Schedule]:
+def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
+    """Sets of tensors that the one-cut program keeps, and its bound on the overhead."""
+    if len(problem.ops) > _LARGEST_PROGRAM:
+        return [], 0.0
+    program = OneCutProgram(problem)
+    cuts = [program.solve(int(budget * factor)) for factor in _KEPT]
+    sets = [set(np.flatnonzero(cut.kept > 0.5).tolist()) for cut in cuts]
+    return [kept for kept in sets if kept], cuts[0].overhead
+
+
+def _starts(problem: Problem, kept_sets: Iterable[set[int]]) -> Iterator[Schedule]:
     yield range(len(problem.ops))
-    if len(problem.ops) <= _LARGEST_PROGRAM:
-        program = OneCutProgram(problem)
-        for factor in _KEPT:
-            kept = program.solve(int(budget * factor)).kept
-            if kept.any():
-                yield keeping(problem, set(np.flatnonzero(kept > 0.5).tolist()))
+    for kept in kept_sets:
+        yield keeping(problem, kept)
     segments = Segments(problem)
     floor = segments.lowest_aim()
     for factor in _CUTS:

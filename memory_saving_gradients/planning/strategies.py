@@ -9,12 +9,14 @@ from memory_saving_gradients.planning.articulation import articulation_tensors, 
 from memory_saving_gradients.planning.cuts import lowest_peak
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.search import restored
 from memory_saving_gradients.planning.simulate import simulate
 
 
 def memory(problem: Problem) -> Schedule:
     """The lowest peak found with every op run at most twice."""
-    return best(problem, [lowest_peak(problem), sqrt_spaced(problem), speed(problem)])
+    found = best(problem, [lowest_peak(problem), sqrt_spaced(problem), speed(problem)])
+    return restored(problem, found, simulate(problem, found).peak)
 
 
 def speed(problem: Problem) -> Schedule:
