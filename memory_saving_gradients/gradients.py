@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import Checkpoints, forward_operations, is_eager
 from memory_saving_gradients.graph.rewrite import as_differentiated
+from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.saving import Wish, save_memory
 
 # Taken before anyone can replace it by ours.
@@ -30,6 +32,7 @@ def gradients(
     unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     memory_budget: int | str | float | None = None,
     max_recompute: int | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
 ) -> list:
     """Differentiates as `tf.gradients` does, in less memory.
 
@@ -62,6 +65,8 @@ def gradients(
             given there are kept.
         max_recompute: with a budget, how often an op may be recomputed at most; 1 means that it
             runs at most twice. None sets no bound.
+        plan: a plan of the same graph to apply again, or the path where `Plan.save` put it; then
+            nothing is planned.
 
     Returns:
         A list with the gradient of each x: a tensor, an `IndexedSlices`, or None.
@@ -71,7 +76,7 @@ def gradients(
         RuntimeError: called outside a graph.
         TypeError: `checkpoints`, an entry of it, or another option is of a wrong type.
         ValueError: a checkpoint is not in the forward graph, the strategy is unknown, or a budget
-            is not positive.
+            is not positive, or the plan is one of another graph.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -88,7 +93,7 @@ def gradients(
     graph = _graph_of(ys, xs)
     targets = [y for y in tf.nest.flatten(ys, expand_composites=True) if isinstance(y, tf.Tensor)]
     forward = forward_operations(targets)
-    wish = Wish.of(checkpoints, forward, graph, memory_budget, max_recompute)
+    wish = Wish.of(checkpoints, forward, graph, memory_budget, max_recompute, plan)
     first_new = len(graph.get_operations())
     with as_differentiated(graph, forward):
         grads = _tf_gradients(

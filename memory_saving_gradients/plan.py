@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import os
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.planning.bounds import OneCutProgram
 from memory_saving_gradients.planning.keep import kept_tensors
-from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
 from memory_saving_gradients.planning.simulate import simulate
 
 
@@ -42,7 +47,7 @@ class Plan:
     recomputed: tuple[str, ...]
     seconds: float
     problem: Problem = dataclasses.field(repr=False)
-    schedule: Schedule = dataclasses.field(repr=False)
+    schedule: tuple[int, ...] = dataclasses.field(repr=False)
 
     @functools.cached_property
     def lower_bound(self) -> float | None:
@@ -93,8 +98,54 @@ class Plan:
             recomputed=tuple(problem.ops[i].name for i in twice),
             seconds=0.0,
             problem=problem,
-            schedule=schedule,
+            schedule=tuple(np.asarray(schedule).tolist()),
         )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan to a JSON file, whole or not at all.
+
+        Args:
+            path: the file; one that is there is replaced.
+
+        `gradients(..., plan=path)` applies it to the same graph again, without planning.
+        """
+        content = dataclasses.asdict(self)
+        content["problem"]["results"] = sorted(self.problem.results)
+        target = Path(path)
+        unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+        try:
+            unfinished.write_text(json.dumps({"format": _FORMAT, "plan": content}))
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads a plan that `save` wrote.
+
+        Args:
+            path: the file.
+
+        Raises:
+            ValueError: the file holds no plan of this version.
+        """
+        try:
+            saved = json.loads(Path(path).read_text())
+            if saved["format"] != _FORMAT:
+                raise ValueError(f"its format is {saved['format']}, not {_FORMAT}")
+            content = saved["plan"]
+            problem = content["problem"]
+            content["problem"] = Problem(
+                ops=tuple(Op(**{k: _tuples(v) for k, v in op.items()}) for op in problem["ops"]),
+                tensors=tuple(Tensor(**tensor) for tensor in problem["tensors"]),
+                results=frozenset(problem["results"]),
+                as_executed=tuple(problem["as_executed"]),
+            )
+            return cls(**{name: _tuples(value) for name, value in content.items()})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{os.fspath(path)} holds no plan that can be used: {error}"
+            ) from error
 
     def __str__(self) -> str:
         ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
@@ -104,6 +155,15 @@ class Plan:
             f"{self.peak_bytes / 1e6:.1f} MB ({ratio:.2f}x), overhead {self.overhead:.1%}, "
             f"{len(self.recomputed)} ops recomputed, {self.seconds:.2f} s"
         )
+
+
+# The version of the file format.
+_FORMAT = 1
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON made a list is a tuple again."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 _plans: weakref.WeakKeyDictionary[tf.Graph, list[Plan]] = weakref.WeakKeyDictionary()

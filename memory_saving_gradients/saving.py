@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
+import os
 import time
 import warnings
 from typing import Any
@@ -29,16 +31,18 @@ class Wish:
 
     Attributes:
         strategy: "memory", "speed", "collection", "list", "policy", or "budget" where the budget
-            alone decides.
+            alone decides, or "plan".
         kept: the tensors to keep; None for a strategy that chooses by itself.
         budget: bytes (int), a share of the baseline peak (float), or None for no budget.
         most_runs: how often an op may run, with a budget.
+        plan: the plan to apply; nothing else counts then.
     """
 
     strategy: str
     kept: list[tf.Tensor] | None
     budget: int | float | None = None
     most_runs: int = UNBOUNDED
+    plan: Plan | None = None
 
     @classmethod
     def of(
@@ -48,8 +52,16 @@ class Wish:
         graph: tf.Graph,
         memory_budget: Any = None,
         max_recompute: int | None = None,
+        plan: Plan | str | os.PathLike[str] | None = None,
     ) -> Wish:
         """Checks the options of a front door; see `gradients` for what they mean."""
+        if plan is not None:
+            if checkpoints != "collection" or memory_budget is not None:
+                raise ValueError("a plan decides all: leave out checkpoints and memory_budget")
+            if not isinstance(plan, Plan | str | os.PathLike):
+                raise TypeError(f"plan must be a Plan or the path of a saved one, got {plan!r}")
+            loaded = plan if isinstance(plan, Plan) else Plan.load(plan)
+            return cls("plan", None, loaded.budget_bytes, plan=loaded)
         if memory_budget is None:
             if max_recompute is not None:
                 raise ValueError("max_recompute bounds what a memory_budget may do: give both")
@@ -88,7 +100,9 @@ def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
     plain_peak = simulate(problem, baseline(problem)).peak
     budget = int(wish.budget * plain_peak) if isinstance(wish.budget, float) else wish.budget
     schedule, given = _schedule(reading, wish, budget)
-    plan = Plan.of(wish.strategy, problem, schedule, given, budget)
+    plan = Plan.of(
+        wish.plan.strategy if wish.plan else wish.strategy, problem, schedule, given, budget
+    )
     if budget is not None and plan.peak_bytes > budget:
         raise unreachable(problem, schedule, budget)
     saves = plan.peak_bytes < plan.baseline_peak_bytes
@@ -105,6 +119,9 @@ def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
 def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedule, list[str]]:
     """The schedule that a wish leads to, and the names of the checkpoints that it gave."""
     problem = reading.problem
+    if wish.plan:
+        _check_same(wish.plan.problem, problem)
+        return wish.plan.schedule, list(wish.plan.checkpoints)
     kept = [t for t in wish.kept or () if t.name in reading.tensor_of]
     tensors = {reading.tensor_of[t.name] for t in kept}
     names = [t.name for t in kept]
@@ -113,6 +130,23 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
     if wish.kept is not None:
         return keep_given(problem, tensors), names
     return STRATEGIES[wish.strategy](problem), names
+
+
+def _check_same(planned: Problem, read: Problem) -> None:
+    """Raises if a plan for one problem is not one for the other."""
+    if planned.fingerprint == read.fingerprint:
+        return
+    pairs = itertools.zip_longest(planned.ops, read.ops)
+    names = ((a and a.name, b and b.name) for a, b in pairs)
+    ours, theirs = next(((a, b) for a, b in names if a != b), (None, None))
+    where = (
+        f'the plan has "{ours}" where the graph has "{theirs}"'
+        if ours != theirs
+        else "the ops have the same names but other shapes or connections"
+    )
+    raise ValueError(
+        f"the plan was made for another graph: {where}. Plan anew, with checkpoints or a budget."
+    )
 
 
 def _allowed(problem: Problem, wish: Wish, kept: set[int]) -> Problem:

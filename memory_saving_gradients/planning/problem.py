@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,6 +88,13 @@ class Problem:
     tensors: tuple[Tensor, ...]
     results: frozenset[int] = frozenset()
     as_executed: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Equal for two problems in which a schedule means the same; costs do not enter."""
+        facts = [(op.name, op.inputs, op.outputs, op.backward) for op in self.ops]
+        buffers = [(tensor.name, tensor.bytes) for tensor in self.tensors]
+        return hashlib.sha256(repr((facts, buffers, sorted(self.results))).encode()).hexdigest()
 
     @functools.cached_property
     def forward_count(self) -> int:

@@ -1,0 +1,120 @@
+"""Plans: saved, loaded, applied again, refused."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients import Plan, get_plans, gradients
+from test_models import Chain, build_v1
+
+
+def chain(layers=16):
+    return build_v1(Chain(layers, 64), 512)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    with tf.Graph().as_default():
+        step = chain()
+        gradients(step.loss, step.variables, memory_budget=0.4)
+        (plan,) = get_plans()
+        path = tmp_path / "plan.json"
+        plan.save(path)
+        return plan, path
+
+
+def test_a_loaded_plan_is_the_saved_one(saved):
+    plan, path = saved
+    loaded = Plan.load(path)
+    assert loaded == plan
+    assert str(loaded) == str(plan)
+    assert loaded.lower_bound == plan.lower_bound
+
+
+def test_plans_are_deterministic(saved, tmp_path):
+    with tf.Graph().as_default():
+        step = chain()
+        gradients(step.loss, step.variables, memory_budget=0.4)
+        assert list(get_plans()[-1].schedule) == list(saved[0].schedule)
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_a_plan_is_applied_to_the_same_graph_again(graph, saved, as_path):
+    plan, path = saved
+    step = chain()
+    gradients(step.loss, step.variables, plan=path if as_path else plan)
+    again = get_plans()[-1]
+    assert again.peak_bytes == plan.peak_bytes
+    assert again.recomputed == plan.recomputed
+    copies = [op for op in graph.get_operations() if op.name.startswith("recompute/")]
+    assert len(copies) >= len(plan.recomputed) > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda: chain(15), 'the plan has "'),
+        (lambda: build_v1(Chain(16, 64), 256), "other shapes"),
+    ],
+)
+def test_a_plan_of_another_graph_is_refused(graph, saved, make, where):
+    step = make()
+    with pytest.raises(ValueError, match="another graph") as caught:
+        gradients(step.loss, step.variables, plan=saved[1])
+    assert where in str(caught.value)
+    assert not [op for op in graph.get_operations() if op.name.startswith("recompute")]
+
+
+def test_a_file_that_holds_no_plan_is_refused(tmp_path):
+    for content in (
+        "",
+        "{}",
+        '{"format": 99, "plan": {}}',
+        '{"format": 1, "plan": {"problem": 3}}',
+    ):
+        path = tmp_path / "broken.json"
+        path.write_text(content)
+        with pytest.raises(ValueError, match="holds no plan"):
+            Plan.load(path)
+
+
+def test_saving_leaves_the_old_plan_if_it_fails(saved, monkeypatch):
+    plan, path = saved
+    before = path.read_text()
+    monkeypatch.setattr(json, "dumps", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        plan.save(path)
+    assert path.read_text() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"memory_budget": 0.5}, ValueError),
+        ({"checkpoints": "memory"}, ValueError),
+        ({"plan": 7}, TypeError),
+    ],
+)
+def test_a_plan_goes_with_no_other_wish(graph, saved, options, error):
+    step = chain()
+    with pytest.raises(error, match="plan"):
+        gradients(step.loss, step.variables, **({"plan": saved[1]} | options))
+
+
+def test_the_bound_is_unproven_where_it_says_nothing():
+    from memory_saving_gradients.planning.problem import Op, Problem, Tensor
+
+    # At the moment of the first gradient one small tensor is wanted, whatever peaks before.
+    ops = (
+        Op("a", (), (0,)),
+        Op("b", (0,), (1,)),
+        Op("gradient", (1,), (2,), backward=True),
+    )
+    problem = Problem(ops, tuple(map(Tensor, "abc", (100, 4, 4))), frozenset({2}))
+    plan = Plan.of("list", problem, np.array([0, 1, 0, 2]))
+    assert plan.overhead > 0
+    assert plan.lower_bound is None
+    assert plan.gap is None
