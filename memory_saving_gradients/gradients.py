@@ -33,6 +33,8 @@ def gradients(
     memory_budget: int | str | float | None = None,
     max_recompute: int | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
+    device: str = "cpu",
+    cost_model: str = "analytical",
 ) -> list:
     """Differentiates as `tf.gradients` does, in less memory.
 
@@ -67,6 +69,11 @@ def gradients(
             runs at most twice. None sets no bound.
         plan: a plan of the same graph to apply again, or the path where `Plan.save` put it; then
             nothing is planned.
+        device: what to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local" for
+            this machine's own device.
+        cost_model: "analytical" takes TensorFlow's estimate of each op for `device`; "measured"
+            runs the plain step a few times with stand-ins for inputs and variables and takes each
+            op's time and scratch space from a trace.
 
     Returns:
         A list with the gradient of each x: a tensor, an `IndexedSlices`, or None.
@@ -93,7 +100,16 @@ def gradients(
     graph = _graph_of(ys, xs)
     targets = [y for y in tf.nest.flatten(ys, expand_composites=True) if isinstance(y, tf.Tensor)]
     forward = forward_operations(targets)
-    wish = Wish.of(checkpoints, forward, graph, memory_budget, max_recompute, plan)
+    wish = Wish.of(
+        checkpoints,
+        forward,
+        graph,
+        memory_budget=memory_budget,
+        max_recompute=max_recompute,
+        plan=plan,
+        device=device,
+        cost_model=cost_model,
+    )
     first_new = len(graph.get_operations())
     with as_differentiated(graph, forward):
         grads = _tf_gradients(
@@ -150,7 +166,7 @@ def _with(strategy: str) -> Callable[..., list]:
         aggregation_method: int | None = None,
         stop_gradients: Any = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
-        **budget: Any,
+        **options: Any,
     ) -> list:
         return gradients(
             ys,
@@ -163,13 +179,13 @@ def _with(strategy: str) -> Callable[..., list]:
             aggregation_method=aggregation_method,
             stop_gradients=stop_gradients,
             unconnected_gradients=unconnected_gradients,
-            **budget,
+            **options,
         )
 
     fixed.__name__ = fixed.__qualname__ = f"gradients_{strategy}"
     fixed.__doc__ = (
         f'`gradients` with `checkpoints="{strategy}"`, to put in the place of `tf.gradients`: '
-        "its parameters are those of `tf.compat.v1.gradients`, and those of a budget."
+        "its parameters are those of `tf.compat.v1.gradients` and the options of `gradients`."
     )
     return fixed
 

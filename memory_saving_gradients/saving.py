@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.budgets import parse_budget, unreachable
 from memory_saving_gradients.checkpoints import is_empty_collection, resolve
+from memory_saving_gradients.graph.devices import check_device
 from memory_saving_gradients.graph.read import Reading, read
 from memory_saving_gradients.graph.rewrite import rewrite
 from memory_saving_gradients.plan import Plan, record_plan
@@ -35,7 +36,9 @@ class Wish:
         kept: the tensors to keep; None for a strategy that chooses by itself.
         budget: bytes (int), a share of the baseline peak (float), or None for no budget.
         most_runs: how often an op may run, with a budget.
-        plan: the plan to apply; nothing else counts then.
+        plan: the plan to apply; of the rest nothing counts then.
+        device: the device to estimate costs for.
+        cost_model: "analytical" or "measured".
     """
 
     strategy: str
@@ -43,6 +46,8 @@ class Wish:
     budget: int | float | None = None
     most_runs: int = UNBOUNDED
     plan: Plan | None = None
+    device: str = "cpu"
+    cost_model: str = "analytical"
 
     @classmethod
     def of(
@@ -50,34 +55,48 @@ class Wish:
         checkpoints: Any,
         forward: dict[str, tf.Operation],
         graph: tf.Graph,
+        *,
         memory_budget: Any = None,
         max_recompute: int | None = None,
         plan: Plan | str | os.PathLike[str] | None = None,
+        device: str = "cpu",
+        cost_model: str = "analytical",
     ) -> Wish:
         """Checks the options of a front door; see `gradients` for what they mean."""
+        check_device(device)
+        if cost_model not in ("analytical", "measured"):
+            raise ValueError(f'cost_model must be "analytical" or "measured", got {cost_model!r}')
+        wish = cls("plan", None, device=device, cost_model=cost_model)
         if plan is not None:
             if checkpoints != "collection" or memory_budget is not None:
                 raise ValueError("a plan decides all: leave out checkpoints and memory_budget")
             if not isinstance(plan, Plan | str | os.PathLike):
                 raise TypeError(f"plan must be a Plan or the path of a saved one, got {plan!r}")
-            loaded = plan if isinstance(plan, Plan) else Plan.load(plan)
-            return cls("plan", None, loaded.budget_bytes, plan=loaded)
-        if memory_budget is None:
-            if max_recompute is not None:
-                raise ValueError("max_recompute bounds what a memory_budget may do: give both")
-            return cls(*resolve(checkpoints, forward, graph))
-        budget = parse_budget(memory_budget)
-        if max_recompute is None:
-            most_runs = UNBOUNDED
-        elif isinstance(max_recompute, bool) or not isinstance(max_recompute, int):
-            raise TypeError(f"max_recompute must be an int or None, got {max_recompute!r}")
-        elif max_recompute < 1:
-            raise ValueError(f"max_recompute must be at least 1, got {max_recompute}")
-        else:
-            most_runs = max_recompute + 1
-        if checkpoints == "memory" or is_empty_collection(checkpoints, graph):
-            return cls("budget", None, budget, most_runs)
-        return cls(*resolve(checkpoints, forward, graph), budget, most_runs)
+            return dataclasses.replace(
+                wish, plan=plan if isinstance(plan, Plan) else Plan.load(plan)
+            )
+        if memory_budget is not None:
+            most_runs = _most_runs(max_recompute)
+            wish = dataclasses.replace(
+                wish, budget=parse_budget(memory_budget), most_runs=most_runs
+            )
+            if checkpoints == "memory" or is_empty_collection(checkpoints, graph):
+                return dataclasses.replace(wish, strategy="budget")
+        elif max_recompute is not None:
+            raise ValueError("max_recompute bounds what a memory_budget may do: give both")
+        strategy, kept = resolve(checkpoints, forward, graph)
+        return dataclasses.replace(wish, strategy=strategy, kept=kept)
+
+
+def _most_runs(max_recompute: int | None) -> int:
+    """How often an op may run that may be recomputed so often."""
+    if max_recompute is None:
+        return UNBOUNDED
+    if isinstance(max_recompute, bool) or not isinstance(max_recompute, int):
+        raise TypeError(f"max_recompute must be an int or None, got {max_recompute!r}")
+    if max_recompute < 1:
+        raise ValueError(f"max_recompute must be at least 1, got {max_recompute}")
+    return max_recompute + 1
 
 
 def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
@@ -95,14 +114,12 @@ def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
         logger.info("%s: no y depends on any x, so there is nothing to recompute", wish.strategy)
         return
     began = time.perf_counter()
-    reading = read(results, first_new)
+    reading = read(results, first_new, wish.device, wish.cost_model)
     problem = reading.problem
     plain_peak = simulate(problem, baseline(problem)).peak
     budget = int(wish.budget * plain_peak) if isinstance(wish.budget, float) else wish.budget
     schedule, given = _schedule(reading, wish, budget)
-    plan = Plan.of(
-        wish.plan.strategy if wish.plan else wish.strategy, problem, schedule, given, budget
-    )
+    plan = Plan.of(wish.strategy, problem, schedule, given, budget)
     if budget is not None and plan.peak_bytes > budget:
         raise unreachable(problem, schedule, budget)
     saves = plan.peak_bytes < plan.baseline_peak_bytes

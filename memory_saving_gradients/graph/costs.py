@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from memory_saving_gradients.graph.devices import Device
 from memory_saving_gradients.graph.tf_private import Estimator
 
 #: The sizes that may stand for a dimension that the graph leaves unknown (the batch, mostly); the
@@ -17,18 +18,6 @@ NOMINAL_SIZES = (128, 840)
 
 # An integer vector of more elements than this is no shape.
 _LARGEST_VALUE = 16
-
-# Costs are compared with one another, so one described core serves for every machine.
-_DEVICE: dict[str, int | str] = {
-    "type": "CPU",
-    "frequency": 2600,
-    "num_cores": 1,
-    "l1_cache_size": 32 * 2**10,
-    "l2_cache_size": 2**20,
-    "l3_cache_size": 30 * 2**20,
-    "memory_size": 16 * 2**30,
-    "bandwidth": 20 * 2**20,
-}
 
 
 class Shapes:
@@ -68,7 +57,9 @@ class Shapes:
         return math.prod(self(tensor)) * tensor.dtype.size
 
 
-def estimate_seconds(operations: Sequence[tf.Operation], shapes: Shapes) -> dict[str, float]:
+def estimate_seconds(
+    operations: Sequence[tf.Operation], shapes: Shapes, device: Device
+) -> dict[str, float]:
     """Estimated seconds of one run of each op.
 
     One op stands for all of the same type, attributes and input shapes, so that a deep network
@@ -78,6 +69,7 @@ def estimate_seconds(operations: Sequence[tf.Operation], shapes: Shapes) -> dict
     Args:
         operations: the ops to estimate, of one graph.
         shapes: the shapes of their inputs.
+        device: what runs them.
 
     Returns:
         Op name to seconds.
@@ -88,6 +80,7 @@ def estimate_seconds(operations: Sequence[tf.Operation], shapes: Shapes) -> dict
     for op in operations:
         node = op.node_def
         node.attr.pop("_class", None)
+        node.device = ""
         if any(value.WhichOneof("value") == "func" for value in node.attr.values()):
             continue
         attributes = tuple(sorted((k, v.SerializeToString()) for k, v in node.attr.items()))
@@ -103,7 +96,7 @@ def estimate_seconds(operations: Sequence[tf.Operation], shapes: Shapes) -> dict
     seconds = {}
     if standing_for:
         graph_def.versions.CopyFrom(operations[0].graph.graph_def_versions)
-        seconds = Estimator(graph_def, sorted(standing_for.values()), _DEVICE).seconds()
+        seconds = Estimator(graph_def, sorted(standing_for.values()), device).seconds()
     dearest = max(seconds.values(), default=0.0)
     return {op.name: seconds.get(stands_in.get(op.name, ""), dearest) for op in operations}
 

@@ -61,7 +61,9 @@ def shown_input(op: tf.Operation, output: int) -> int | None:
     return None
 
 
-def workspace(op: tf.Operation, shape: Callable[[tf.Tensor], Sequence[int]]) -> int:
+def workspace(
+    op: tf.Operation, shape: Callable[[tf.Tensor], Sequence[int]], on_gpu: bool = False
+) -> int:
     """Bytes of scratch space that `op`'s CPU kernel takes beside its inputs and outputs.
 
     The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
@@ -71,11 +73,12 @@ def workspace(op: tf.Operation, shape: Callable[[tf.Tensor], Sequence[int]]) -> 
     Args:
         op: the op.
         shape: gives the shape of a tensor.
+        on_gpu: True if ops without a device of their own run on a GPU.
 
     Returns:
         Bytes; 0 for ops without a formula and for ops on a GPU.
     """
-    if "GPU" in op.device.upper():
+    if "GPU" in op.device.upper() or (on_gpu and "CPU" not in op.device.upper()):
         return 0
     size = op.outputs[0].dtype.size if op.outputs else 0
     if op.type == "MaxPoolGrad":

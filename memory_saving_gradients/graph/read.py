@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kernels, tf_private
 from memory_saving_gradients.graph.costs import Shapes, estimate_seconds
+from memory_saving_gradients.graph.devices import described
+from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 
 #: The tensors that are left out of a problem hold, together, at most this share of all bytes.
@@ -52,13 +54,20 @@ class Reading:
     unordered: frozenset[str]
 
 
-def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
+def read(
+    results: Sequence[tf.Tensor],
+    first_new: int,
+    device: str = "cpu",
+    cost_model: str = "analytical",
+) -> Reading:
     """Reads a step: the ops that `results` need.
 
     Args:
         results: the gradients, tensors of one graph, at least one.
         first_new: how many ops the graph had before it was differentiated; later ones are those
             that `tf.gradients` made.
+        device: the name of the device to estimate for, of `devices.DEVICES` or "local".
+        cost_model: "analytical" (TensorFlow's estimate) or "measured" (a traced run).
 
     Returns:
         The step as a problem, with the way back to the graph.
@@ -84,7 +93,14 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
             tensor_of[tensor.name] = tensor_of[shown.name]
 
     kept_ops = [op for op in ordered if not buffers.is_view(op) and _touches(op, tensor_of)]
-    seconds = estimate_seconds(kept_ops, shapes)
+    properties = described(device)
+    seconds = estimate_seconds(kept_ops, shapes, properties)
+    on_gpu = properties["type"] == "GPU"
+    workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
+    if cost_model == "measured":
+        measured = measure_ops(results, operations, shapes)
+        seconds |= {name: found.seconds for name, found in measured.items()}
+        workspaces |= {name: found.workspace for name, found in measured.items()}
     moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in kept_ops}
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops]))
     problem_ops = []
@@ -97,7 +113,7 @@ def read(results: Sequence[tf.Tensor], first_new: int) -> Reading:
                 inputs=tuple(_reads(op, tensor_of)),
                 outputs=tuple(tensor_of[t.name] for t in op.outputs if t.name in tensor_of),
                 cost=seconds[op.name],
-                workspace=kernels.workspace(op, shapes),
+                workspace=workspaces[op.name],
                 backward=op in backward,
                 pinned=op in pinned,
                 in_place=op.type in kernels.IN_PLACE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
@@ -66,6 +67,18 @@ def set_colocation(op: tf.Operation, groups: Sequence[bytes]) -> None:
     op._set_attr("_class", value)
 
 
+def local_devices() -> list[dict]:
+    """The properties of this machine's devices. `Cluster.ListDevices`: 1.5 on."""
+    devices = grappler_cluster.Cluster(allow_soft_placement=True).ListDevices()
+    return [
+        {
+            field.name: dict(value) if field.name == "environment" else value
+            for field, value in device.properties.ListFields()
+        }
+        for device in devices
+    ]
+
+
 class Estimator:
     """Grappler's estimate of what the ops of a graph cost; nothing runs.
 
@@ -81,13 +94,13 @@ class Estimator:
         self,
         graph_def: tf.compat.v1.GraphDef,
         fetches: Sequence[str],
-        device: dict[str, int | str],
+        device: dict[str, Any],
     ) -> None:
         meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
         meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
         self._item = grappler_item.Item(meta_graph)
         self._device = device_properties_pb2.NamedDevice(
-            name="/job:localhost/replica:0/task:0/device:CPU:0",
+            name=f"/job:localhost/replica:0/task:0/device:{device['type']}:0",
             properties=device_properties_pb2.DeviceProperties(**device),
         )
 
@@ -95,4 +108,5 @@ class Estimator:
         """The estimated seconds of one run of every node that the fetches need."""
         cluster = grappler_cluster.Cluster(devices=[self._device])
         costs, _, _ = cluster.MeasureCosts(self._item)
-        return {cost.node: cost.compute_cost * 1e-9 for cost in costs}
+        # Compute and memory time in whole nanoseconds; on a fast device a small op counts 0.
+        return {cost.node: max(cost.compute_cost, 1) * 1e-9 for cost in costs}

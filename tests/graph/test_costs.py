@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients.graph.costs import NOMINAL_SIZES, Shapes, estimate_seconds
+from memory_saving_gradients.graph.devices import DEVICES
 
 v1 = tf.compat.v1
 
@@ -55,7 +56,7 @@ def test_costs_grow_with_the_work_and_equal_ops_cost_the_same(graph):
     small = [tf.matmul(x, x) for _ in range(3)]
     big = tf.matmul(tf.random.uniform((64, 640)), tf.random.uniform((640, 64)))
     operations = graph.get_operations()
-    seconds = estimate_seconds(operations, Shapes(operations))
+    seconds = estimate_seconds(operations, Shapes(operations), DEVICES["cpu"])
     assert len({seconds[y.op.name] for y in small}) == 1
     assert seconds[big.op.name] == pytest.approx(10 * seconds[small[0].op.name], rel=0.2)
     assert set(seconds) == {op.name for op in operations}
@@ -67,7 +68,7 @@ def test_convolution_gradients_are_estimated_from_their_sizes(graph):
     y = tf.nn.conv2d(x, kernel, 1, "SAME")
     tf.gradients(y, [x, kernel])
     operations = graph.get_operations()
-    seconds = estimate_seconds(operations, Shapes(operations))
+    seconds = estimate_seconds(operations, Shapes(operations), DEVICES["cpu"])
     forward = seconds[y.op.name]
     for op in operations:
         if op.type.startswith("Conv2DBackprop"):
@@ -79,7 +80,7 @@ def test_calls_of_functions_cost_as_much_as_the_dearest_op(graph):
     y = tf.matmul(x, x)
     called = tf.function(tf.tanh)(x)
     operations = graph.get_operations()
-    seconds = estimate_seconds(operations, Shapes(operations))
+    seconds = estimate_seconds(operations, Shapes(operations), DEVICES["cpu"])
     call = next(
         op for op in operations if op.type in ("PartitionedCall", "StatefulPartitionedCall")
     )

@@ -1,0 +1,58 @@
+"""Devices to estimate costs for."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from memory_saving_gradients.graph.tf_private import local_devices
+
+#: `DeviceProperties` fields: clock in MHz, caches and memory in bytes, bandwidth in kB/s.
+Device: TypeAlias = dict[str, int | str | dict[str, str]]
+
+
+def _gpu(multiprocessors: int, mhz: int, architecture: str, gb_per_second: int) -> Device:
+    return {
+        "type": "GPU",
+        "num_cores": multiprocessors,
+        "frequency": mhz,
+        "bandwidth": gb_per_second * 10**6,
+        "environment": {"architecture": architecture},
+    }
+
+
+#: One core of a common processor, and GPUs by their data sheets. To TensorFlow's estimator a
+#: processor's core does one multiply-add a cycle, so a core counts once for each of the 32 that its
+#: vector units do; a multiprocessor does 64, so that of an H100, which does 128, counts twice.
+DEVICES: dict[str, Device] = {
+    "cpu": {
+        "type": "CPU",
+        "frequency": 2600,
+        "num_cores": 32,
+        "l1_cache_size": 32 * 2**10,
+        "l2_cache_size": 2**20,
+        "l3_cache_size": 30 * 2**20,
+        "memory_size": 16 * 2**30,
+        "bandwidth": 20 * 2**20,
+    },
+    "t4": _gpu(40, 1590, "7.5", 320),
+    "v100": _gpu(80, 1530, "7.0", 900),
+    "a100": _gpu(108, 1410, "8.0", 1555),
+    "h100": _gpu(2 * 132, 1830, "9.0", 3350),
+}
+
+#: The name of the machine's own device: its first GPU, or its processor.
+LOCAL = "local"
+
+
+def check_device(device: object) -> None:
+    """Raises a ValueError if `device` names no known device."""
+    if device != LOCAL and device not in DEVICES:
+        known = ", ".join(f'"{name}"' for name in [*DEVICES, LOCAL])
+        raise ValueError(f"device must be one of {known}; got {device!r}")
+
+
+def described(device: str) -> Device:
+    """The description of a device by its name."""
+    if device != LOCAL:
+        return DEVICES[device]
+    return max(local_devices(), key=lambda properties: properties["type"] == "GPU")
