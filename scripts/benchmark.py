@@ -23,7 +23,23 @@ import tensorflow as tf
 from rich.progress import track
 
 from memory_saving_gradients import get_plans, gradients_memory, gradients_speed, measure
-from test_models import GPT, Chain, CifarResNet, DenseNet, Model, ResNet50, UNet, build_v1
+from test_models import (
+    GPT,
+    LSTM,
+    VGG16,
+    Chain,
+    CifarResNet,
+    DenseNet,
+    Inception,
+    MobileNet,
+    Model,
+    PixelCNN,
+    ResNet50,
+    SegNet,
+    Transformer,
+    UNet,
+    build_v1,
+)
 
 METHODS: dict[str, Callable[..., list]] = {
     "tf.gradients": tf.gradients,
@@ -40,6 +56,14 @@ MODELS: dict[str, tuple[Callable[[], Model], int]] = {
     "U-Net, 128 px, batch 4": (UNet, 4),
     "DenseNet, 2 × 12 layers, batch 64": (DenseNet, 64),
     "GPT, 6 layers, batch 8": (GPT, 8),
+    "VGG16, half width, 128 px, batch 16": (functools.partial(VGG16, 128, width=32), 16),
+    "MobileNet, 128 px, batch 32": (functools.partial(MobileNet, 128), 32),
+    "ResNet-50, 224 px, batch 8": (functools.partial(ResNet50, 224), 8),
+    "Inception, 128 px, batch 32": (functools.partial(Inception, 128), 32),
+    "SegNet, 64 px, batch 16": (SegNet, 16),
+    "PixelCNN++, batch 8": (PixelCNN, 8),
+    "LSTM, 2 × 96 cells, batch 64": (LSTM, 64),
+    "Transformer, 4 + 4 layers, batch 32": (Transformer, 32),
 }
 
 

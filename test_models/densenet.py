@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from test_models.resnet import _ImageClassifier
+from test_models.model import ImageClassifier
 
 
-class DenseNet(_ImageClassifier):
+class DenseNet(ImageClassifier):
     """`blocks` dense blocks of `layers` layers that add `growth` channels each."""
 
     def __init__(

@@ -95,6 +95,13 @@ class Model:
                 self.updates.append(update)
         return y
 
+    def conv_norm_relu(
+        self, x: tf.Tensor, filters: int, size: int, name: str, stride: int = 1
+    ) -> tf.Tensor:
+        """A convolution, its batch normalisation and a ReLU."""
+        y = self.conv(x, filters, size, f"{name}_conv", stride)
+        return tf.nn.relu(self.batch_norm(y, f"{name}_norm"))
+
     def layer_norm(self, x: tf.Tensor, name: str) -> tf.Tensor:
         """Normalisation over the last axis, from elementary ops."""
         width = int(x.shape[-1])
@@ -102,6 +109,27 @@ class Model:
         scale = self.parameter(f"{name}/log_scale", (width,)) + 1.0
         offset = self.parameter(f"{name}/offset", (width,))
         return (x - mean) * tf.math.rsqrt(variance + 1e-5) * scale + offset
+
+
+class ImageClassifier(Model):
+    """Images in, mean cross-entropy of `logits` out."""
+
+    size: int
+    classes: int
+
+    def logits(self, images: tf.Tensor) -> tf.Tensor:
+        """The scores of the classes for each image."""
+        raise NotImplementedError
+
+    def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
+        images, labels = inputs
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.logits(images))
+        return tf.reduce_mean(losses)
+
+    def example(self, batch: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(0)
+        images = rng.standard_normal((batch, self.size, self.size, 3), dtype=np.float32)
+        return [images, rng.integers(0, self.classes, batch, dtype=np.int32)]
 
 
 @dataclasses.dataclass

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
 
-from test_models.model import Model
+from test_models.model import ImageClassifier
 
 
-class _ImageClassifier(Model):
-    """Images in, mean cross-entropy of `logits` out."""
-
-    size: int
-    classes: int
-
-    def logits(self, images: tf.Tensor) -> tf.Tensor:
-        raise NotImplementedError
-
-    def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
-        images, labels = inputs
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.logits(images))
-        return tf.reduce_mean(losses)
-
-    def example(self, batch: int) -> list[np.ndarray]:
-        rng = np.random.default_rng(0)
-        images = rng.standard_normal((batch, self.size, self.size, 3), dtype=np.float32)
-        return [images, rng.integers(0, self.classes, batch, dtype=np.int32)]
-
-
-class CifarResNet(_ImageClassifier):
+class CifarResNet(ImageClassifier):
     """The CIFAR network of `depth` = 6k+2 layers: 3 stages of k blocks of 2 convolutions."""
 
     def __init__(self, depth: int = 56, size: int = 32, width: int = 16, seed: int = 0) -> None:
@@ -38,8 +17,7 @@ class CifarResNet(_ImageClassifier):
         self.depth, self.size, self.width, self.classes = depth, size, width, 10
 
     def logits(self, images: tf.Tensor) -> tf.Tensor:
-        h = self.conv(images, self.width, 3, "stem")
-        h = tf.nn.relu(self.batch_norm(h, "stem_norm"))
+        h = self.conv_norm_relu(images, self.width, 3, "stem")
         for stage in range(3):
             for block in range((self.depth - 2) // 6):
                 h = self._block(h, stage, block)
@@ -49,8 +27,7 @@ class CifarResNet(_ImageClassifier):
         name = f"stage{stage}_block{block}"
         filters = self.width * 2**stage
         stride = 2 if stage > 0 and block == 0 else 1
-        h = self.conv(x, filters, 3, f"{name}_conv0", stride)
-        h = tf.nn.relu(self.batch_norm(h, f"{name}_norm0"))
+        h = self.conv_norm_relu(x, filters, 3, f"{name}_0", stride)
         h = self.batch_norm(self.conv(h, filters, 3, f"{name}_conv1"), f"{name}_norm1")
         if stride != 1:
             # Option A of the paper: subsample and pad with zero channels, no parameters.
@@ -59,7 +36,7 @@ class CifarResNet(_ImageClassifier):
         return tf.nn.relu(x + h)
 
 
-class ResNet50(_ImageClassifier):
+class ResNet50(ImageClassifier):
     """ImageNet ResNet-50: bottleneck blocks, 3-4-6-3, projection shortcuts."""
 
     def __init__(self, size: int = 96, classes: int = 1000, width: int = 64, seed: int = 0) -> None:
@@ -67,8 +44,7 @@ class ResNet50(_ImageClassifier):
         self.size, self.classes, self.width = size, classes, width
 
     def logits(self, images: tf.Tensor) -> tf.Tensor:
-        h = self.conv(images, self.width, 7, "stem", stride=2)
-        h = tf.nn.relu(self.batch_norm(h, "stem_norm"))
+        h = self.conv_norm_relu(images, self.width, 7, "stem", stride=2)
         h = tf.nn.max_pool2d(h, 3, 2, "SAME")
         for stage, blocks in enumerate((3, 4, 6, 3)):
             for block in range(blocks):
@@ -79,9 +55,8 @@ class ResNet50(_ImageClassifier):
         name = f"stage{stage}_block{block}"
         filters = self.width * 2**stage
         stride = 2 if stage > 0 and block == 0 else 1
-        h = tf.nn.relu(self.batch_norm(self.conv(x, filters, 1, f"{name}_conv0"), f"{name}_norm0"))
-        h = self.conv(h, filters, 3, f"{name}_conv1", stride)
-        h = tf.nn.relu(self.batch_norm(h, f"{name}_norm1"))
+        h = self.conv_norm_relu(x, filters, 1, f"{name}_0")
+        h = self.conv_norm_relu(h, filters, 3, f"{name}_1", stride)
         h = self.batch_norm(self.conv(h, 4 * filters, 1, f"{name}_conv2"), f"{name}_norm2")
         if block == 0:
             x = self.conv(x, 4 * filters, 1, f"{name}_shortcut", stride)

@@ -32,8 +32,7 @@ class UNet(Model):
 
     def _two_convs(self, x: tf.Tensor, filters: int, name: str) -> tf.Tensor:
         for i in range(2):
-            x = self.conv(x, filters, 3, f"{name}_conv{i}")
-            x = tf.nn.relu(self.batch_norm(x, f"{name}_norm{i}"))
+            x = self.conv_norm_relu(x, filters, 3, f"{name}_{i}")
         return x
 
     def _upsample(self, x: tf.Tensor, filters: int, name: str) -> tf.Tensor:

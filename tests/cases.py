@@ -1,6 +1,20 @@
 """The test models at the size that tests run them, and every way of choosing checkpoints."""
 
-from test_models import GPT, Chain, CifarResNet, DenseNet, ResNet50, UNet
+from test_models import (
+    GPT,
+    LSTM,
+    VGG16,
+    Chain,
+    CifarResNet,
+    DenseNet,
+    Inception,
+    MobileNet,
+    PixelCNN,
+    ResNet50,
+    SegNet,
+    Transformer,
+    UNet,
+)
 
 #: name: (builder, batch). Large enough that activations outweigh the kernels' scratch space.
 MODELS = {
@@ -14,6 +28,13 @@ MODELS = {
         lambda: GPT(layers=3, width=64, length=64, vocabulary=128, heads=2, dropout=0.1),
         8,
     ),
+    "vgg": (lambda: VGG16(size=64, classes=10, width=8), 16),
+    "mobilenet": (lambda: MobileNet(size=64, classes=10, width=8), 16),
+    "inception": (lambda: Inception(size=64, classes=10, shrink=4), 8),
+    "segnet": (lambda: SegNet(size=64, width=8), 8),
+    "lstm": (lambda: LSTM(length=12, width=32, vocabulary=64), 64),
+    "transformer": (lambda: Transformer(layers=2, width=64, length=64, vocabulary=128), 8),
+    "pixelcnn": (lambda: PixelCNN(size=16, width=16, blocks=1), 8),
 }
 
 

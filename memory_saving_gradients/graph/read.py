@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import networkx as nx
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels, tf_private
+from memory_saving_gradients.graph import kernels, order, tf_private
+from memory_saving_gradients.graph.buffers import HANDLES, SOURCES, Buffers
 from memory_saving_gradients.graph.costs import Shapes, estimate_seconds
 from memory_saving_gradients.graph.devices import described
 from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 
-#: The tensors that are left out of a problem hold, together, at most this share of all bytes.
-NEGLIGIBLE = 0.002
-
-_BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
 # What opens and closes a v1 loop or branch.
 _BEGINS = frozenset({"Switch", "RefSwitch", "Enter", "RefEnter"})
 _ENDS = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
-# Their outputs are the caller's or a variable's, not the step's.
-_SOURCES = frozenset(
-    "Placeholder PlaceholderV2 PlaceholderWithDefault Const VariableV2 Variable VarHandleOp "
-    "ReadVariableOp".split()
-)
 _COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
 _SIDE_EFFECTS = frozenset({"PyFuncStateless", "EagerPyFunc", "PyFunc"})
-_HANDLES = (tf.resource, tf.variant, tf.string)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +63,13 @@ def read(
         The step as a problem, with the way back to the graph.
     """
     created = {op: i for i, op in enumerate(results[0].graph.get_operations())}
-    graph = _dependencies(results)
+    graph = order.dependencies(results)
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(operations, created, first_new)
     shapes = Shapes(operations)
-    buffers = _Buffers(operations, shapes)
-    ordered = _order(graph, operations, created, first_new, backward, buffers)
+    buffers = Buffers(operations, shapes)
+    ordered = order.planned(graph, operations, created, first_new, backward, buffers)
+    ordered, postponed = order.postponed(graph, ordered, backward, buffers, results)
 
     tensor_of: dict[str, int] = {}
     tensors: list[Tensor] = []
@@ -116,6 +107,7 @@ def read(
                 workspace=workspaces[op.name],
                 backward=op in backward,
                 pinned=op in pinned,
+                postponed=op in postponed,
                 in_place=op.type in kernels.IN_PLACE,
                 expensive=op.type in kernels.EXPENSIVE
                 or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
@@ -123,7 +115,7 @@ def read(
         )
     kept = frozenset(tensor_of[t.name] for t in results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
-    executed = tuple(index_of[op] for op in _as_executed(graph, ordered) if op in index_of)
+    executed = tuple(index_of[op] for op in order.executed(graph, ordered) if op in index_of)
     problem = Problem(tuple(problem_ops), tuple(tensors), kept, executed)
     new = frozenset(op.name for op in operations if created[op] >= first_new)
     return Reading(
@@ -139,20 +131,6 @@ def read(
 # read and write.
 _DEAR = 100
 _NOTHING = 1e-5  # seconds; below it no op is dear
-
-
-def _dependencies(results: Iterable[tf.Tensor]) -> nx.DiGraph:
-    """The ops that `results` need, with an edge from each op to those that wait for it."""
-    graph = nx.DiGraph()
-    waiting = list({t.op for t in results})
-    graph.add_nodes_from(waiting)
-    while waiting:
-        op = waiting.pop()
-        before = {t.op for t in op.inputs if t.op.type not in _BACK_EDGES}
-        before.update(op.control_inputs)
-        waiting.extend(other for other in before if other not in graph)
-        graph.add_edges_from((other, op) for other in before)
-    return graph
 
 
 def _backward(
@@ -171,107 +149,6 @@ def _backward(
         ):
             backward.add(op)
     return backward
-
-
-class _Buffers:
-    """Which tensor owns the memory that a tensor shows, how much it is, and whether it matters."""
-
-    def __init__(self, operations: Sequence[tf.Operation], shapes: Shapes) -> None:
-        self._shown: dict[str, tf.Tensor] = {}
-        self._bytes: dict[str, int] = {}
-        for op in operations:
-            for i, tensor in enumerate(op.outputs):
-                shown = kernels.shown_input(op, i)
-                if shown is not None and tensor.dtype not in _HANDLES:
-                    self._shown[tensor.name] = self.shown_by(op.inputs[shown])
-                elif op.type not in _SOURCES and tensor.dtype not in _HANDLES:
-                    self._bytes[tensor.name] = shapes.bytes(tensor)
-        left_out, total = 0, sum(self._bytes.values())
-        self._largest_left_out = 0
-        for size, count in sorted(collections.Counter(self._bytes.values()).items()):
-            left_out += size * count
-            if left_out > NEGLIGIBLE * total:
-                break
-            self._largest_left_out = size
-
-    def is_view(self, op: tf.Operation) -> bool:
-        return any(tensor.name in self._shown for tensor in op.outputs)
-
-    def shown_by(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._shown.get(tensor.name, tensor)
-
-    def bytes(self, tensor: tf.Tensor) -> int:
-        return self._bytes.get(self.shown_by(tensor).name, 0)
-
-    def matters(self, tensor: tf.Tensor) -> bool:
-        return self.bytes(tensor) > self._largest_left_out
-
-
-def _order(
-    graph: nx.DiGraph,
-    operations: Sequence[tf.Operation],
-    created: dict[tf.Operation, int],
-    first_new: int,
-    backward: set[tf.Operation],
-    buffers: _Buffers,
-) -> list[tf.Operation]:
-    """The order that schedules are made of: the user's ops as created, then the backward pass.
-
-    Of the backward ops that could run next, the one that reads the latest activation comes
-    first, so that activations die in the reverse of the order in which they were made; an op that
-    reads none goes with those that read its output. What `tf.gradients` made but does not wait
-    for a gradient runs as soon as it can.
-    """
-    latest: dict[tf.Operation, int] = {}  # the activation that an op goes with
-    reads: set[tf.Operation] = set()
-    for op in reversed(operations):
-        if op in backward:
-            shown = [buffers.shown_by(t) for t in op.inputs if buffers.matters(t)]
-            goes_with = [created[t.op] for t in shown if t.op not in backward]
-            if goes_with:
-                reads.add(op)
-            else:
-                goes_with = [latest[after] for after in graph.successors(op) if after in latest]
-            if goes_with:
-                latest[op] = max(goes_with)
-
-    def key(op: tf.Operation) -> tuple[int, int, bool, int]:
-        if op not in backward:
-            return int(created[op] < first_new), 0, False, created[op]
-        # What goes with no activation leads to no other op that matters: the sooner the better.
-        return 2, -latest.get(op, len(created)), op not in reads, created[op]
-
-    return list(nx.lexicographical_topological_sort(graph, key=key))
-
-
-def _as_executed(graph: nx.DiGraph, operations: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """The order in which TensorFlow's executor runs ops that nothing else orders.
-
-    With one inter-op thread the executor goes on with one of the ops that an op made ready and
-    stacks the others, so it runs depth first. Which one, Grappler's sorting decides; the longest
-    way to the end is what traces show. Leaves (the gradients of weights) wait until the chain
-    ends.
-
-    Args:
-        graph: who waits for whom.
-        operations: the ops, each after those that it waits for.
-    """
-    waiting = dict(graph.in_degree)
-    to_end: dict[tf.Operation, int] = {}
-    for op in reversed(operations):
-        to_end[op] = 1 + max((to_end[after] for after in graph.successors(op)), default=0)
-    stack = [op for op in reversed(operations) if not waiting[op]]
-    order = []
-    while stack:
-        op = stack.pop()
-        order.append(op)
-        ready = []
-        for after in graph.successors(op):
-            waiting[after] -= 1
-            if not waiting[after]:
-                ready.append(after)
-        stack.extend(sorted(ready, key=to_end.__getitem__))
-    return order
 
 
 def _touches(op: tf.Operation, tensor_of: dict[str, int]) -> bool:
@@ -321,7 +198,7 @@ def _foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -
 
 
 def _pinned(
-    operations: Sequence[tf.Operation], conditional: set[tf.Operation], buffers: _Buffers
+    operations: Sequence[tf.Operation], conditional: set[tf.Operation], buffers: Buffers
 ) -> set[tf.Operation]:
     """The ops whose second run could differ, have an effect, or cannot be had.
 
@@ -341,10 +218,10 @@ def _pinned(
                 drawn[op] = max(drawn[source] for source in sources)
         if (
             op.op_def.is_stateful
-            or op.type in _SOURCES
+            or op.type in SOURCES
             or op.type in _SIDE_EFFECTS
             or op in conditional
-            or any(t.dtype in _HANDLES for t in (*op.inputs, *op.outputs))
+            or any(t.dtype in HANDLES for t in (*op.inputs, *op.outputs))
             or any(tf_private.is_reference(t) for t in (*op.inputs, *op.outputs))
             or out_bytes < drawn.get(op, 0)
         ):

@@ -214,7 +214,8 @@ def _by_segment(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The bytes that the plain step reaches in each segment.
 
-    A backward op belongs to the segment of the latest activation that it or any later op reads.
+    A backward op belongs to the segment of the latest activation that it or any later op reads,
+    those that were postponed not counted.
 
     Returns:
         By segment: the most bytes in the forward pass, the most in the backward pass, and the
@@ -231,7 +232,8 @@ def _by_segment(
     latest = -1
     for index in reversed(range(forward, len(problem.ops))):
         read = [made_by[t] for t in problem.ops[index].inputs if made_by[t] < forward]
-        latest = max(latest, *read, -1)
+        if not problem.ops[index].postponed:
+            latest = max(latest, *read, -1)
         at = int(segment[latest]) if latest >= 0 else 0
         back[at] = max(back[at], timeline[index])
         # Going backwards in time, the earliest op of a segment is the last one written here.

@@ -22,6 +22,8 @@ class Op:
         workspace: bytes it takes while it runs, beside inputs and outputs.
         backward: True for an op of the backward pass, which nothing may recompute.
         pinned: True for an op that must not run twice (random, stateful, side effects).
+        postponed: True for a backward op that comes later than the activations that it reads would
+            let it, as it makes more bytes than it frees.
         in_place: True where the kernel writes an output into the buffer of an input of equal
             size that nothing reads later.
         expensive: True where the op does arithmetic worth keeping (matrix products and the like).
@@ -34,6 +36,7 @@ class Op:
     workspace: int = 0
     backward: bool = False
     pinned: bool = False
+    postponed: bool = False
     in_place: bool = False
     expensive: bool = False
 

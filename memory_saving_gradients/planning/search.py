@@ -155,14 +155,27 @@ def _best_move(
     excess = _excess(simulation, budget)
     best, best_score = None, 0.0
     for after, again in _moves(problem, runs, simulation, most_runs):
-        longer, judged = tidied(problem, np.insert(runs, after, again))
+        moved = _with_runs(problem, runs, after, again, most_runs)
+        changed, judged = tidied(problem, moved)
         gain = excess - _excess(judged, budget)
         if judged.peak > simulation.peak or gain <= 0:
             continue
         score = gain / max(judged.cost - simulation.cost, 1e-12)
         if score > best_score:
-            best, best_score = (longer, judged), score
+            best, best_score = (changed, judged), score
     return best
+
+
+def _with_runs(
+    problem: Problem, runs: np.ndarray, entry: int, again: list[int], most_runs: int
+) -> np.ndarray:
+    """Runs `again` before `entry`; of an op at its limit the next run is dropped for it."""
+    counts = np.bincount(runs, minlength=len(problem.ops))
+    given_up = []
+    for index in again:
+        if counts[index] >= most_runs:
+            given_up.append(entry + int(np.argmax(runs[entry:] == index)))
+    return np.insert(np.delete(runs, given_up), entry, again)
 
 
 def _excess(simulation: Simulation, budget: int) -> float:
@@ -180,9 +193,13 @@ def _moves(
     """
     entry = int(simulation.timeline.argmax())
     counts = np.bincount(runs, minlength=len(problem.ops))
-    may = problem.may_repeat & (counts < most_runs)
+    # Up to which entry each op may run once more: any, or one from which on it runs anyway.
+    may_until = np.zeros(len(problem.ops), dtype=np.int64)
+    may_until[runs] = np.arange(len(runs))
+    may_until[counts < most_runs] = len(runs)
+    may_until[~problem.may_repeat] = -1
     copies = np.flatnonzero((simulation.made < entry) & (simulation.last > entry))
-    copies = copies[may[problem.makers[simulation.tensor[copies]]]]
+    copies = copies[may_until[problem.makers[simulation.tensor[copies]]] > entry]
     # The events of all copies as one ascending sequence, in which each copy's place is found.
     width = len(runs) + 1
     sequence = simulation.copies_of_events * width + simulation.events
@@ -199,7 +216,7 @@ def _moves(
     first = np.searchsorted(simulation.tensor, np.arange(len(problem.tensors) + 1))
     for i in promising[:_CONSIDERED].tolist():
         tensor, until = int(simulation.tensor[copies[i]]), int(after[i])
-        again = _runs_for(problem, simulation, may, first, tensor, entry, until)
+        again = _runs_for(problem, simulation, may_until, first, tensor, entry, until)
         if again is not None:
             worth = saved[i] / max(float(problem.costs[again].sum()), 1e-12)
             moves.append((worth, until, again))
@@ -210,7 +227,7 @@ def _moves(
 def _runs_for(
     problem: Problem,
     simulation: Simulation,
-    may: np.ndarray,
+    may_until: np.ndarray,
     first: np.ndarray,
     tensor: int,
     entry: int,
@@ -227,7 +244,7 @@ def _runs_for(
         index = problem.made_by[waiting.pop()]
         if index in needed:
             continue
-        if not may[index]:
+        if may_until[index] < until:
             return None
         needed.add(index)
         for read in problem.ops[index].inputs:

@@ -9,13 +9,19 @@ from memory_saving_gradients.planning.articulation import articulation_tensors, 
 from memory_saving_gradients.planning.cuts import lowest_peak
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.search import restored
+from memory_saving_gradients.planning.search import lowered, restored
 from memory_saving_gradients.planning.simulate import simulate
+
+# The peak to search for after the cuts, as a share of theirs, by simulating so many ops.
+_AIM = 0.9
+_SIMULATED_OPS = 15_000
 
 
 def memory(problem: Problem) -> Schedule:
     """The lowest peak found with every op run at most twice."""
     found = best(problem, [lowest_peak(problem), sqrt_spaced(problem), speed(problem)])
+    aim = int(_AIM * simulate(problem, found).peak)
+    found = lowered(problem, found, aim, 2, _SIMULATED_OPS // (1 + len(problem.ops)))
     return restored(problem, found, simulate(problem, found).peak)
 
 

@@ -1,0 +1,60 @@
+"""Which tensor owns the memory that a tensor shows, and how much it is."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kernels
+from memory_saving_gradients.graph.costs import Shapes
+
+#: The tensors that are left out of a problem hold, together, at most this share of all bytes.
+NEGLIGIBLE = 0.002
+
+# Their outputs are the caller's or a variable's, not the step's.
+SOURCES = frozenset(
+    "Placeholder PlaceholderV2 PlaceholderWithDefault Const VariableV2 Variable VarHandleOp "
+    "ReadVariableOp".split()
+)
+HANDLES = (tf.resource, tf.variant, tf.string)
+
+
+class Buffers:
+    """The buffers of a step.
+
+    Args:
+        operations: the ops of the step, each after those that it waits for.
+        shapes: the shapes of their tensors.
+    """
+
+    def __init__(self, operations: Sequence[tf.Operation], shapes: Shapes) -> None:
+        self._shown: dict[str, tf.Tensor] = {}
+        self._bytes: dict[str, int] = {}
+        for op in operations:
+            for i, tensor in enumerate(op.outputs):
+                shown = kernels.shown_input(op, i)
+                if shown is not None and tensor.dtype not in HANDLES:
+                    self._shown[tensor.name] = self.shown_by(op.inputs[shown])
+                elif op.type not in SOURCES and tensor.dtype not in HANDLES:
+                    self._bytes[tensor.name] = shapes.bytes(tensor)
+        left_out, total = 0, sum(self._bytes.values())
+        self._largest_left_out = 0
+        for size, count in sorted(collections.Counter(self._bytes.values()).items()):
+            left_out += size * count
+            if left_out > NEGLIGIBLE * total:
+                break
+            self._largest_left_out = size
+
+    def is_view(self, op: tf.Operation) -> bool:
+        return any(tensor.name in self._shown for tensor in op.outputs)
+
+    def shown_by(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._shown.get(tensor.name, tensor)
+
+    def bytes(self, tensor: tf.Tensor) -> int:
+        return self._bytes.get(self.shown_by(tensor).name, 0)
+
+    def matters(self, tensor: tf.Tensor) -> bool:
+        return self.bytes(tensor) > self._largest_left_out

@@ -1,0 +1,148 @@
+"""The orders in which the ops of a step run: TensorFlow's own, and that of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import networkx as nx
+import tensorflow as tf
+
+from memory_saving_gradients.graph.buffers import Buffers
+
+_BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
+
+
+def dependencies(results: Iterable[tf.Tensor]) -> nx.DiGraph:
+    """The ops that `results` need, with an edge from each op to those that wait for it."""
+    graph = nx.DiGraph()
+    waiting = list({t.op for t in results})
+    graph.add_nodes_from(waiting)
+    while waiting:
+        op = waiting.pop()
+        before = {t.op for t in op.inputs if t.op.type not in _BACK_EDGES}
+        before.update(op.control_inputs)
+        waiting.extend(other for other in before if other not in graph)
+        graph.add_edges_from((other, op) for other in before)
+    return graph
+
+
+def planned(
+    graph: nx.DiGraph,
+    operations: Sequence[tf.Operation],
+    created: dict[tf.Operation, int],
+    first_new: int,
+    backward: set[tf.Operation],
+    buffers: Buffers,
+) -> list[tf.Operation]:
+    """The order that schedules are made of: the user's ops as created, then the backward pass.
+
+    Of the backward ops that could run next, the one that reads the latest activation comes
+    first, so that activations die in the reverse of the order in which they were made; an op that
+    reads none goes with those that read its output. What `tf.gradients` made but does not wait
+    for a gradient runs as soon as it can.
+    """
+    latest: dict[tf.Operation, int] = {}  # the activation that an op goes with
+    reads: set[tf.Operation] = set()
+    for op in reversed(operations):
+        if op in backward:
+            shown = [buffers.shown_by(t) for t in op.inputs if buffers.matters(t)]
+            goes_with = [created[t.op] for t in shown if t.op not in backward]
+            if goes_with:
+                reads.add(op)
+            else:
+                goes_with = [latest[after] for after in graph.successors(op) if after in latest]
+            if goes_with:
+                latest[op] = max(goes_with)
+
+    def key(op: tf.Operation) -> tuple[int, int, bool, int]:
+        if op not in backward:
+            return int(created[op] < first_new), 0, False, created[op]
+        # What goes with no activation leads to no other op that matters: the sooner the better.
+        return 2, -latest.get(op, len(created)), op not in reads, created[op]
+
+    return list(nx.lexicographical_topological_sort(graph, key=key))
+
+
+def executed(graph: nx.DiGraph, operations: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """The order in which TensorFlow's executor runs ops that nothing else orders.
+
+    With one inter-op thread the executor goes on with one of the ops that an op made ready and
+    stacks the others, so it runs depth first. Which one, Grappler's sorting decides; the longest
+    way to the end is what traces show. Leaves (the gradients of weights) wait until the chain
+    ends.
+
+    Args:
+        graph: who waits for whom.
+        operations: the ops, each after those that it waits for.
+    """
+    waiting = dict(graph.in_degree)
+    to_end: dict[tf.Operation, int] = {}
+    for op in reversed(operations):
+        to_end[op] = 1 + max((to_end[after] for after in graph.successors(op)), default=0)
+    stack = [op for op in reversed(operations) if not waiting[op]]
+    order = []
+    while stack:
+        op = stack.pop()
+        order.append(op)
+        ready = []
+        for after in graph.successors(op):
+            waiting[after] -= 1
+            if not waiting[after]:
+                ready.append(after)
+        stack.extend(sorted(ready, key=to_end.__getitem__))
+    return order
+
+
+def postponed(
+    graph: nx.DiGraph,
+    ordered: Sequence[tf.Operation],
+    backward: set[tf.Operation],
+    buffers: Buffers,
+    results: Iterable[tf.Tensor],
+) -> tuple[list[tf.Operation], set[tf.Operation]]:
+    """Moves backward ops that make more bytes than they free to where their output is read.
+
+    The gradient of a large weight (a dense layer, a late convolution) can be larger than the
+    activation and the gradient that it is made of. It then comes last, when the activations of
+    earlier layers are gone.
+
+    Args:
+        graph: who waits for whom.
+        ordered: the ops in the order of `planned`.
+        backward: the ops of the backward pass.
+        buffers: what they hold.
+        results: the tensors that live to the end.
+
+    Returns:
+        The ops in the new order, and those that were moved.
+    """
+    place: dict[tf.Operation, int] = {}  # before which op of `ordered` each op comes
+    readers: dict[str, list[tf.Operation]] = {}
+    for index, op in enumerate(ordered):
+        place[op] = index
+        for name in {buffers.shown_by(t).name for t in op.inputs if buffers.bytes(t)}:
+            readers.setdefault(name, []).append(op)
+    kept = {buffers.shown_by(t).name for t in results}
+    moved = set()
+    for index in range(len(ordered) - 1, -1, -1):
+        op = ordered[index]
+        if op not in backward:
+            continue
+        later = min((place[after] for after in graph.successors(op)), default=len(ordered))
+        if later <= index + 1:
+            continue
+        made = held = 0
+        if not buffers.is_view(op):
+            made = sum(buffers.bytes(t) for t in op.outputs)
+            read = {buffers.shown_by(t).name: buffers.bytes(t) for t in op.inputs}
+            held = sum(
+                size
+                for name, size in read.items()
+                if size
+                and name not in kept
+                and all(place[other] < later for other in readers[name] if other is not op)
+            )
+        if made >= held:
+            place[op] = later
+            moved.add(op)
+    return sorted(ordered, key=place.__getitem__), moved
