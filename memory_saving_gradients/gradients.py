@@ -18,6 +18,7 @@ from memory_saving_gradients.saving import Wish, save_memory
 _tf_gradients = tf.compat.v1.gradients
 
 
+@tf.autograph.experimental.do_not_convert
 def gradients(
     ys: Any,
     xs: Any,
@@ -156,6 +157,7 @@ def _plain_variable(x: Any) -> Any:
 def _with(strategy: str) -> Callable[..., list]:
     """`gradients` with a fixed strategy and the parameters of `tf.compat.v1.gradients`."""
 
+    @tf.autograph.experimental.do_not_convert
     def fixed(
         ys: Any,
         xs: Any,

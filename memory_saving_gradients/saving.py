@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import os
+import sys
 import time
 import warnings
 from typing import Any
@@ -130,7 +131,7 @@ def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
     if saves or budget is not None:
         record_plan(results[0].graph, plan)
     else:
-        warnings.warn(_why_nothing_is_saved(plan), stacklevel=3)
+        warnings.warn(_why_nothing_is_saved(plan), stacklevel=_callers_level())
 
 
 def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedule, list[str]]:
@@ -171,6 +172,15 @@ def _allowed(problem: Problem, wish: Wish, kept: set[int]) -> Problem:
     if wish.strategy == "speed":
         return without_expensive(problem)
     return pinning(problem, kept)
+
+
+def _callers_level() -> int:
+    """The `stacklevel` of the user's own line, for a warning of the function that asks."""
+    inside = os.path.dirname(__file__), os.path.dirname(tf.__file__)
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_code.co_filename.startswith(inside):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _why_nothing_is_saved(plan: Plan) -> str:

@@ -49,6 +49,8 @@ class _Run:
     in_backward: bool
 
 
+_ASSOCIATIVE = frozenset({"Add", "AddV2", "AddN", "Mul"})
+
 #: The name under which the gradient of every copy is registered.
 NOT_DIFFERENTIABLE = "MemorySavingGradientsCopy"
 
@@ -72,6 +74,8 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
     edits = _Edits(reading)
     for index in schedule:
         edits.add_run(index)
+    for op in edits.associative:
+        tf_private.set_unmerged(op)
     copies = _make_copies(edits)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for op, index, reference in edits.inputs:
@@ -119,6 +123,8 @@ class _Edits:
         outside: the existing tensors that the copies read, by the name they go by in `nodes`.
         inputs: (op, input, what it shall read), for ops that read a copy from now on.
         runs: the schedule.
+        associative: the sums and products that have copies and, in the plain step, several
+            readers. Grappler merges one that has a single reader with that, which changes rounding.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -126,6 +132,7 @@ class _Edits:
         self.outside: dict[str, tf.Tensor] = {}
         self.inputs: list[tuple[tf.Operation, int, _Reference]] = []
         self.runs: list[_Run] = []
+        self.associative: list[tf.Operation] = []
         self._reading = reading
         self._newest: dict[int, str] = {}  # tensor of the problem -> the node of its newest copy
         self._views: dict[tuple[str, str], str] = {}
@@ -170,6 +177,10 @@ class _Edits:
         while node.name in self.nodes:
             node.name += "_again"
         node.attr.pop("_class", None)
+        if op.type in _ASSOCIATIVE and len(op.outputs[0].consumers()) > 1:
+            self.associative.append(op)
+            for name in tf_private.UNMERGED:
+                node.attr[name].b = True
         node.attr["_gradient_op_type"].s = NOT_DIFFERENTIABLE.encode()
         del node.input[:]
         for reference in references:

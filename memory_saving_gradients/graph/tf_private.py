@@ -67,6 +67,20 @@ def set_colocation(op: tf.Operation, groups: Sequence[bytes]) -> None:
     op._set_attr("_class", value)
 
 
+#: Attributes by which Grappler's arithmetic optimiser knows the ops that it must not merge with
+#: others into one sum or product: 1.5 on.
+UNMERGED = (
+    "_grappler_ArithmeticOptimizer_AddOpsRewriteStage",
+    "_grappler_ArithmeticOptimizer_MinimizeBroadcasts",
+)
+
+
+def set_unmerged(op: tf.Operation) -> None:
+    """Keeps Grappler from merging `op` with its reader. `Operation._set_attr`: 1.0 on."""
+    for name in UNMERGED:
+        op._set_attr(name, attr_value_pb2.AttrValue(b=True))
+
+
 def local_devices() -> list[dict]:
     """The properties of this machine's devices. `Cluster.ListDevices`: 1.5 on."""
     devices = grappler_cluster.Cluster(allow_soft_placement=True).ListDevices()
