@@ -1,4 +1,4 @@
-"""Measures every test model with `tf.gradients`, `memory` and `speed`, and the time to rewrite.
+"""Measures every test model with `tf.gradients`, every strategy and budgets; the time to rewrite.
 
 Writes docs/benchmark.json, from which scripts/render_readme.py makes the tables of the README.
 """
@@ -22,7 +22,14 @@ import numpy as np
 import tensorflow as tf
 from rich.progress import track
 
-from memory_saving_gradients import get_plans, gradients_memory, gradients_speed, measure
+from memory_saving_gradients import (
+    BudgetError,
+    get_plans,
+    gradients,
+    gradients_memory,
+    gradients_speed,
+    measure,
+)
 from test_models import (
     GPT,
     LSTM,
@@ -67,16 +74,38 @@ MODELS: dict[str, tuple[Callable[[], Model], int]] = {
 }
 
 
-def measure_model(make: Callable[[], Model], batch: int, rounds: int) -> dict[str, dict]:
+#: The budgets, as shares of the baseline peak, and more of them for the models with a goal there.
+SHARES = (0.7, 0.5, 0.4, 0.3, 0.2)
+MORE_SHARES = {
+    "chain, 64 layers, 2048 × 256": (0.13,),
+    "ResNet-110, CIFAR, batch 128": (0.14,),
+    "GPT, 6 layers, batch 8": (0.14,),
+}
+
+
+def methods_for(label: str) -> dict[str, Callable[..., list]]:
+    """The methods to measure a model with: all strategies, and a budget for every share."""
+    shares = sorted((*SHARES, *MORE_SHARES.get(label, ())), reverse=True)
+    budgets = {f"budget {s:g}": functools.partial(gradients, memory_budget=s) for s in shares}
+    return METHODS | budgets
+
+
+def measure_model(
+    make: Callable[[], Model], batch: int, methods: dict[str, Callable[..., list]], rounds: int
+) -> dict[str, dict]:
     """Peak, prediction, time and equality of each method on one model."""
     steps: dict[str, Callable[[], Any]] = {}
     found: dict[str, dict] = {}
     plain: list[np.ndarray] | None = None
-    for method, differentiate in METHODS.items():
+    for method, differentiate in methods.items():
         model = make()
         with tf.Graph().as_default() as graph:
             step = build_v1(model, batch)
-            grads = differentiate(step.loss, step.variables)
+            try:
+                grads = differentiate(step.loss, step.variables)
+            except BudgetError as error:
+                found[method] = {"unreachable": str(error)}
+                continue
             fetches = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
             config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
             session = tf.compat.v1.Session(config=config)
@@ -84,16 +113,20 @@ def measure_model(make: Callable[[], Model], batch: int, rounds: int) -> dict[st
         feed = step.feed(model.example(batch))
         values = session.run(fetches, feed)
         plain = plain or values
-        plans = get_plans(graph)
         steps[method] = functools.partial(session.run, fetches, feed)
         found[method] = {
             "peak_bytes": measure.session_peak(session, fetches, feed),
-            "predicted_bytes": plans[-1].peak_bytes if plans else None,
-            "overhead": plans[-1].overhead if plans else 0.0,
             "bit_equal": all(np.array_equal(a, b) for a, b in zip(values, plain, strict=True)),
         }
-        if plans:
-            found["tf.gradients"]["predicted_bytes"] = plans[-1].baseline_peak_bytes
+        for plan in get_plans(graph)[-1:]:
+            found[method] |= {
+                "predicted_bytes": plan.peak_bytes,
+                "budget_bytes": plan.budget_bytes,
+                "overhead": plan.overhead,
+                "lower_bound": plan.lower_bound,
+                "planning_seconds": plan.seconds,
+            }
+            found["tf.gradients"]["predicted_bytes"] = plan.baseline_peak_bytes
     for method, seconds in measure.step_times(steps, rounds).items():
         found[method]["seconds"] = seconds
     return found
@@ -114,7 +147,7 @@ def rewriting_time(layers: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(MODELS), help="keep the other results")
     parser.add_argument("--output", type=Path, default=Path("docs/benchmark.json"))
     options = parser.parse_args()
@@ -123,7 +156,7 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}",
         "models": before["models"]
         | {
-            label: measure_model(*MODELS[label], options.rounds)
+            label: measure_model(*MODELS[label], methods_for(label), options.rounds)
             for label in track(options.only or MODELS, description="models")
         },
         "rewriting": [

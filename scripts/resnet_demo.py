@@ -30,7 +30,7 @@ from rich.progress import Progress
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-from memory_saving_gradients import gradients_memory, gradients_speed, measure
+from memory_saving_gradients import gradients, gradients_memory, gradients_speed, measure
 from test_models import CifarResNet, build_v1
 
 METHODS: dict[str, Callable[..., list]] = {
@@ -38,8 +38,12 @@ METHODS: dict[str, Callable[..., list]] = {
     "memory": gradients_memory,
     "speed": gradients_speed,
 }
-COLORS = {"tf.gradients": "#444444", "memory": "#0a7d4f", "speed": "#c2571a"}
+COLORS = {"tf.gradients": "#444444", "memory": "#0a7d4f", "speed": "#c2571a", "budget": "#2457a6"}
 PLAIN = "tf.gradients"
+
+#: "budget" plans for this share of the shallowest network's measured peak, as a measured peak may
+#: lie a little above the planned one.
+BUDGET = 0.97
 
 
 @dataclasses.dataclass
@@ -48,7 +52,7 @@ class Row:
 
     Attributes:
         depth: layers of the network.
-        method: "tf.gradients" or a strategy.
+        method: "tf.gradients", a strategy, or "budget" (the shallowest network's plain peak).
         peak_bytes: measured peak of a training step, variables not counted.
         seconds: median time of a training step.
         gradient_difference: largest difference of any gradient from `tf.gradients`.
@@ -66,12 +70,12 @@ class Row:
 class Trainer:
     """One network in a session of its own, trained by momentum descent."""
 
-    def __init__(self, depth: int, method: str, batch: int, threads: int) -> None:
+    def __init__(self, depth: int, differentiate: Callable, batch: int, threads: int) -> None:
         self.graph = tf.Graph()
         with self.graph.as_default():
             self.model = CifarResNet(depth)
             self.step = build_v1(self.model, batch)
-            self.gradients = METHODS[method](self.step.loss, self.step.variables)
+            self.gradients = differentiate(self.step.loss, self.step.variables)
             optimizer = tf.compat.v1.train.MomentumOptimizer(0.002, 0.9)
             pairs = zip(self.gradients, self.step.variables, strict=True)
             self.train = tf.group(optimizer.apply_gradients(pairs), *self.step.updates)
@@ -100,14 +104,17 @@ def batches(size: int, count: int) -> list[list[np.ndarray]]:
 
 
 def compare(
-    depth: int, methods: Sequence[str], options: argparse.Namespace, tick: Callable[[str], None]
+    depth: int,
+    methods: dict[str, Callable[..., list]],
+    options: argparse.Namespace,
+    tick: Callable[[str], None],
 ) -> list[Row]:
     """Trains one depth with every method; `tick` is told of each piece of work done."""
     data = batches(options.batch, options.steps + 1)
     trainers = {}
-    for method in methods:
+    for method, differentiate in methods.items():
         tick(f"ResNet-{depth}: {method}, building the graph")
-        trainers[method] = Trainer(depth, method, options.batch, options.threads)
+        trainers[method] = Trainer(depth, differentiate, options.batch, options.threads)
     differences, plain = {}, None
     for method, trainer in trainers.items():
         tick(f"ResNet-{depth}: {method}, gradients")
@@ -202,7 +209,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--depths", type=int, nargs="+", default=[20, 32, 56, 80])
     parser.add_argument("--batch", type=int, default=64, help="images in a batch")
     parser.add_argument(
-        "--strategy", nargs="+", choices=["memory", "speed"], default=["memory", "speed"]
+        "--strategy",
+        nargs="+",
+        choices=["memory", "speed", "budget"],
+        default=["memory", "speed"],
+        help="budget: whatever the depth, the peak of the shallowest network with tf.gradients",
     )
     parser.add_argument("--steps", type=int, default=8, help="training steps")
     parser.add_argument("--rounds", type=int, default=3, help="steps timed, in turns")
@@ -223,10 +234,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tf.keras.utils.set_random_seed(0)
     console = Console()
     options.output.mkdir(parents=True, exist_ok=True)
-    methods = [PLAIN, *options.strategy]
+    methods = {name: METHODS[name] for name in (PLAIN, *options.strategy) if name in METHODS}
     rows: list[Row] = []
     with Progress(console=console) as progress:
-        work = len(options.depths) * (4 * len(methods) + 1)
+        work = len(options.depths) * (4 * (1 + len(options.strategy)) + 1)
         task = progress.add_task("starting", total=work)
         for depth in sorted(options.depths):
             rows += compare(
@@ -235,6 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 options,
                 lambda what: progress.update(task, advance=1, description=what),
             )
+            if "budget" in options.strategy:
+                budget = int(BUDGET * rows[0].peak_bytes)
+                methods["budget"] = functools.partial(gradients, memory_budget=budget)
         progress.update(task, completed=work, description="done")
     console.print(table(rows))
     paths = draw(rows, options.output)

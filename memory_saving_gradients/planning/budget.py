@@ -10,6 +10,8 @@ What is not optimal: every stage is greedy. `bounds` tells how far from the opti
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
@@ -39,6 +41,11 @@ _IMPROVED = 2
 _LARGEST_IMPROVED = 1_500
 _CLOSE = 0.002
 
+# Problems of no more forward ops than this are tried with every subset of them kept, and this
+# many of those are brought within the budget.
+_LARGEST_SUBSETS = 8
+_TRIED_SUBSETS = 24
+
 #: The runs an op may have where nothing bounds them.
 UNBOUNDED = 2**31
 
@@ -59,7 +66,7 @@ def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedul
         return plain
     tries = max(1, _SIMULATED_OPS // len(problem.ops))
     kept, bound = _one_cut(problem, budget)
-    starts = _starts(problem, kept)
+    starts = [*_starts(problem, kept), *_subsets(problem, budget)]
     found = [lowered(problem, schedule, budget, most_runs, tries) for schedule in starts]
     lowest = min(found, key=lambda schedule: simulate(problem, schedule).peak)
     if simulate(problem, lowest).peak > budget:
@@ -114,3 +121,21 @@ def _starts(problem: Problem, kept_sets: Iterable[set[int]]) -> Iterator[Schedul
         cuts = segments.cuts_for(floor * factor)
         if cuts is not None:
             yield keeping(problem, kept_at(problem, cuts))
+
+
+def _subsets(problem: Problem, budget: int) -> list[Schedule]:
+    """Of a small problem: all choices of the ops to keep, the most promising of them."""
+    ops = [op for op in problem.ops if not (op.pinned or op.backward) and op.outputs]
+    if len(ops) > _LARGEST_SUBSETS:
+        return []
+
+    def badness(schedule: Schedule) -> float:
+        simulation = simulate(problem, schedule)
+        return simulation.cost * max(1.0, simulation.peak / max(1, budget)) ** 2
+
+    schedules = (
+        keeping(problem, {t for op in kept for t in op.outputs})
+        for count in range(len(ops) + 1)
+        for kept in itertools.combinations(ops, count)
+    )
+    return heapq.nsmallest(_TRIED_SUBSETS, schedules, key=badness)
