@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -76,6 +77,75 @@ def rewriting_table(results: dict) -> str:
     return markdown(header, rows)
 
 
+def budgets_table(results: dict) -> str:
+    """Every budget of every model: what was planned, what was measured, what is proven."""
+    rows = []
+    for label, found in results["models"].items():
+        plain = found["tf.gradients"]
+        for method, ours in found.items():
+            if not method.startswith("budget"):
+                continue
+            row = [label, method.removeprefix("budget ")]
+            if "unreachable" in ours:
+                lowest = re.search(r"the lowest peak found is ([\d.]+ \w+)", ours["unreachable"])
+                floor = f"cannot be met: {lowest[1]} is the lowest" if lowest else "cannot be met"
+                rows.append([*row, floor, *[""] * 6])
+                continue
+            bound = ours["lower_bound"]
+            gap = None if bound is None else max(0.0, ours["overhead"] - bound)
+            rows.append(
+                [
+                    *row,
+                    f"{ours['predicted_bytes'] / 1e6:.0f}",
+                    f"{ours['peak_bytes'] / 1e6:.0f}",
+                    f"{ours['peak_bytes'] / ours['budget_bytes']:.3f}",
+                    f"{ours['overhead']:.1%}",
+                    f"{ours['seconds'] / plain['seconds'] - 1.0:+.0%}",
+                    "unproven" if bound is None else f"{bound:.1%} (gap {gap:.1%})",
+                    f"{ours['planning_seconds']:.2f}",
+                ]
+            )
+    header = ["model", "budget", "predicted MB", "measured MB", "measured / budget"]
+    header += ["overhead", "time measured", "lower bound", "planning s"]
+    return markdown(header, rows)
+
+
+#: How many times lower the measured peak is to be, at no more than a fifth more step time.
+GOALS = {
+    "chain, 64 layers, 2048 × 256": 7.5,
+    "ResNet-110, CIFAR, batch 128": 7.0,
+    "ResNet-56, CIFAR, batch 128": 5.0,
+    "GPT, 6 layers, batch 8": 7.0,
+    "DenseNet, 2 × 12 layers, batch 64": 5.0,
+    "U-Net, 128 px, batch 4": 2.3,
+    "ResNet-50, 96 px, batch 32": 1.8,
+}
+
+
+def goals_table(results: dict) -> str:
+    """Of each model with a goal: the lowest measured peak at no more than a fifth more time."""
+    rows = []
+    for label, goal in GOALS.items():
+        found = results["models"][label]
+        plain = found["tf.gradients"]
+        ran = {m: r for m, r in found.items() if "seconds" in r and m != "tf.gradients"}
+        fast = {m: r for m, r in ran.items() if r["seconds"] <= 1.2 * plain["seconds"]}
+        method, best = min(fast.items(), key=lambda item: item[1]["peak_bytes"])
+        lowest_method, lowest = min(ran.items(), key=lambda item: item[1]["peak_bytes"])
+        ratio = plain["peak_bytes"] / best["peak_bytes"]
+        rows.append(
+            [
+                label,
+                f"{goal:g}×",
+                f"{ratio:.1f}× ({method})",
+                f"{best['seconds'] / plain['seconds']:.2f}×",
+                f"{plain['peak_bytes'] / lowest['peak_bytes']:.1f}× ({lowest_method}), "
+                f"{lowest['seconds'] / plain['seconds']:.2f}×",
+            ]
+        )
+    return markdown(["model", "goal", "reached", "step time", "lowest measured, its time"], rows)
+
+
 def demo_table(results: dict) -> str:
     """The demo's rows."""
     rows = []
@@ -94,6 +164,63 @@ def demo_table(results: dict) -> str:
     steps = len(results["rows"][0]["losses"])
     header = ["network and method", "peak MB", "ratio", "step time"]
     return markdown([*header, "largest gradient difference", f"loss after {steps} steps"], rows)
+
+
+def draw_frontiers(planning: dict, path: Path) -> None:
+    """Peak against overhead: one panel a model, all methods in each."""
+    models = planning["models"]
+    columns = 3
+    rows = -(-len(models) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(12, 3 * rows), layout="constrained")
+    for axes, (label, found) in zip(grid.flat, models.items(), strict=False):
+        plain = found["tf.gradients"][0]
+        curve = [found["tf.gradients"], *found["budgets"]]
+        for name, points, style in (
+            ("lower bound", found["bound"], {"color": "#999999", "linestyle": "--"}),
+            ("budgets", curve, {"color": "#2457a6", "marker": ".", "markersize": 5}),
+            ("memory", [found["memory"]], {"color": "#0a7d4f", "marker": "o"}),
+            ("speed", [found["speed"]], {"color": "#c2571a", "marker": "s"}),
+            ("√n", [found["√n"]], {"color": "#7a4fa3", "marker": "^"}),
+            ("tf.gradients", [found["tf.gradients"]], {"color": "#444444", "marker": "D"}),
+        ):
+            shown = [(100 * peak / plain, 100 * overhead) for peak, overhead in points]
+            if len(points) == 1:
+                style = style | {"linestyle": "none"}
+            axes.plot(*zip(*shown, strict=True), label=name, **style)
+        axes.set_title(label, loc="left", fontsize=9)
+        axes.set_xlim(0, 108)
+        axes.set_ylim(-2, max(45, 105 * found["budgets"][-1][1]))
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid[-1]:
+        axes.set_xlabel("predicted peak, % of tf.gradients")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("overhead, %")
+    grid[0, 0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def draw_scaling(planning: dict, path: Path) -> None:
+    """Planning time and memory against the ops of a step."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    ops = [found["ops"] for found in planning["scaling"]]
+    for axes, values, title in (
+        (left, [r["seconds"] for r in planning["scaling"]], "Planning time (s)"),
+        (
+            right,
+            [r["peak_rss_bytes"] / 1e9 for r in planning["scaling"]],
+            "Peak of the process (GB)",
+        ),
+    ):
+        axes.plot(ops, values, marker="o", color="#2457a6")
+        axes.set_xscale("log")
+        axes.set_xlabel("ops of the step")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def draw_timeline(path: Path) -> None:
@@ -130,13 +257,16 @@ def draw_timeline(path: Path) -> None:
 
 def main() -> None:
     benchmark = json.loads((DOCS / "benchmark.json").read_text())
-    demo = json.loads((DOCS / "results.json").read_text())
+    planning = json.loads((DOCS / "planning.json").read_text())
+    machine = f"Measured on {benchmark['machine']}, one inter-op thread, oneDNN off."
     tables = {
         "models": models_table(benchmark),
+        "goals": goals_table(benchmark),
         "predictions": predictions_table(benchmark),
         "rewriting": rewriting_table(benchmark),
-        "demo": demo_table(demo),
-        "machine": f"Measured on {benchmark['machine']}, one inter-op thread, oneDNN off.",
+        "demo": demo_table(json.loads((DOCS / "results.json").read_text())),
+        "deep": demo_table(json.loads((DOCS / "deep_resnet.json").read_text())),
+        "machine": machine,
     }
     readme = ROOT / "README.md"
     text = readme.read_text()
@@ -145,7 +275,13 @@ def main() -> None:
         before, rest = text.split(begin)
         text = f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
     readme.write_text(text)
+    (DOCS / "budgets.md").write_text(
+        f"# Plans within budgets\n\n{machine} A budget is a share of the predicted plain peak.\n\n"
+        f"{budgets_table(benchmark)}\n"
+    )
     draw_timeline(DOCS / "timeline.png")
+    draw_frontiers(planning, DOCS / "frontiers.png")
+    draw_scaling(planning, DOCS / "scaling.png")
 
 
 if __name__ == "__main__":

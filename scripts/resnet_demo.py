@@ -128,16 +128,16 @@ def compare(
         for arrays in data[:-1]:
             loss, _ = trainer.run([trainer.step.loss, trainer.train], arrays)
             losses[method].append(float(loss))
-    peaks = {}
-    for method, trainer in trainers.items():
-        tick(f"ResNet-{depth}: {method}, measuring memory")
-        peaks[method] = trainer.peak(data[-1])
     steps: dict[str, Callable[[], Any]] = {
         method: functools.partial(trainer.run, trainer.train, data[-1])
         for method, trainer in trainers.items()
     }
     tick(f"ResNet-{depth}: measuring time")
     seconds = measure.step_times(steps, options.rounds)
+    peaks = {}
+    for method, trainer in trainers.items():
+        tick(f"ResNet-{depth}: {method}, measuring memory")
+        peaks[method] = trainer.peak(data[-1])
     for trainer in trainers.values():
         trainer.session.close()
     return [Row(depth, m, peaks[m], seconds[m], differences[m], losses[m]) for m in methods]

@@ -1,0 +1,137 @@
+"""Plans every test model at many budgets without running it, and times the planner.
+
+Writes docs/planning.json, from which scripts/render_readme.py draws the frontiers (peak against
+overhead) and the planner's time and memory against the size of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+from rich.progress import track
+
+from memory_saving_gradients.graph.read import read
+from memory_saving_gradients.planning.articulation import sqrt_spaced
+from memory_saving_gradients.planning.bounds import OneCutProgram
+from memory_saving_gradients.planning.budget import within
+from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
+from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.strategies import STRATEGIES
+from scripts.benchmark import MODELS
+from test_models import build_v1
+
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.175, 0.15, 0.125, 0.1)
+SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
+
+
+def read_model(label: str) -> Problem:
+    """The step of a model of the benchmark."""
+    make, batch = MODELS[label]
+    with tf.Graph().as_default() as graph:
+        step = build_v1(make(), batch)
+        first_new = len(graph.get_operations())
+        grads = tf.gradients(step.loss, step.variables)
+        return read(tf.nest.flatten(grads, expand_composites=True), first_new).problem
+
+
+def frontier(problem: Problem) -> dict:
+    """Peaks in bytes and overheads of every method, and the lower bound at those budgets."""
+    plain = simulate(problem, baseline(problem))
+
+    def point(schedule: Schedule) -> list[float]:
+        found = simulate(problem, schedule)
+        return [found.peak, found.cost / plain.cost - 1.0]
+
+    planned, bound = [], []
+    program = OneCutProgram(problem)
+    for share in SHARES:
+        budget = int(share * plain.peak)
+        found = point(within(problem, budget))
+        if found[0] > budget:
+            break
+        planned.append(found)
+        bound.append([budget, program.solve(budget).overhead])
+    return {
+        "tf.gradients": [plain.peak, 0.0],
+        "√n": point(sqrt_spaced(problem)),
+        **{name: point(strategy(problem)) for name, strategy in STRATEGIES.items()},
+        "budgets": planned,
+        "bound": bound,
+    }
+
+
+def residual_step(count: int) -> Problem:
+    """A step of `count` ops: a chain whose every third op also reads the one three before it."""
+    rng = np.random.default_rng(0)
+    forward = count // 2
+    sizes = rng.choice([1, 2, 4], forward) * 1000
+    tensors = [Tensor(f"f{i}:0", int(size)) for i, size in enumerate(sizes)]
+    ops = []
+    for i in range(forward):
+        inputs = tuple(t for t in ((i - 1, i - 3) if i % 3 == 0 else (i - 1,)) if t >= 0)
+        ops.append(Op(f"f{i}", inputs, (i,), cost=float(sizes[i])))
+    for i in reversed(range(forward)):
+        before = (len(tensors) - 1,) if i < forward - 1 else ()
+        inputs = (i, *((i - 1,) if i else ()), *before)
+        ops.append(Op(f"b{i}", inputs, (len(tensors),), cost=float(sizes[i]), backward=True))
+        tensors.append(Tensor(f"b{i}:0", int(sizes[i])))
+    return Problem(tuple(ops), tuple(tensors), frozenset({len(tensors) - 1}))
+
+
+def time_planner(count: int) -> None:
+    """Prints, as JSON, what planning `count` ops for a fifth of their memory takes."""
+    problem = residual_step(count)
+    plain = simulate(problem, baseline(problem))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    began = time.perf_counter()
+    found = simulate(problem, within(problem, plain.peak // 5))
+    seconds = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result = {
+        "ops": count,
+        "seconds": seconds,
+        "peak_rss_bytes": after,
+        "added_rss_bytes": after - before,
+        "share": found.peak / plain.peak,
+        "overhead": found.cost / plain.cost - 1.0,
+    }
+    print(json.dumps(result))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("docs/planning.json"))
+    parser.add_argument("--time", type=int, metavar="OPS", help="time one size and print it")
+    options = parser.parse_args()
+    if options.time:
+        time_planner(options.time)
+        return
+    scaling = []
+    for count in track(SIZES, description="sizes"):
+        # Each in a process of its own, on one core, so that its memory can be told.
+        command = [sys.executable, "-m", "scripts.planning_benchmark", "--time", str(count)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+        scaling.append(json.loads(run.stdout.splitlines()[-1]))
+    results = {
+        "models": {
+            label: frontier(read_model(label)) for label in track(MODELS, description="models")
+        },
+        "scaling": scaling,
+    }
+    options.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
