@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import itertools
 import logging
 import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -115,6 +118,30 @@ def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
         logger.info("%s: no y depends on any x, so there is nothing to recompute", wish.strategy)
         return
     began = time.perf_counter()
+    with _no_garbage_collection():
+        plan, saves = _plan_and_rewrite(results, first_new, wish)
+    plan = dataclasses.replace(plan, seconds=time.perf_counter() - began)
+    logger.info("%s%s", plan, "" if saves else " (not applied)")
+    if saves or wish.budget is not None:
+        record_plan(results[0].graph, plan)
+    else:
+        warnings.warn(_why_nothing_is_saved(plan), stacklevel=_callers_level())
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A graph is one large cycle; to walk through it again and again takes longer than planning."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _plan_and_rewrite(results: list[tf.Tensor], first_new: int, wish: Wish) -> tuple[Plan, bool]:
+    """The plan, and whether it saves memory, so that it was applied."""
     reading = read(results, first_new, wish.device, wish.cost_model)
     problem = reading.problem
     plain_peak = simulate(problem, baseline(problem)).peak
@@ -126,12 +153,7 @@ def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
     saves = plan.peak_bytes < plan.baseline_peak_bytes
     if saves:
         rewrite(reading, plan.schedule)
-    plan = dataclasses.replace(plan, seconds=time.perf_counter() - began)
-    logger.info("%s%s", plan, "" if saves else " (not applied)")
-    if saves or budget is not None:
-        record_plan(results[0].graph, plan)
-    else:
-        warnings.warn(_why_nothing_is_saved(plan), stacklevel=_callers_level())
+    return plan, saves
 
 
 def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedule, list[str]]:

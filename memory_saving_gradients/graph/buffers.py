@@ -18,7 +18,7 @@ SOURCES = frozenset(
     "Placeholder PlaceholderV2 PlaceholderWithDefault Const VariableV2 Variable VarHandleOp "
     "ReadVariableOp".split()
 )
-HANDLES = (tf.resource, tf.variant, tf.string)
+HANDLES = frozenset({tf.resource, tf.variant, tf.string})
 
 
 class Buffers:
@@ -31,17 +31,20 @@ class Buffers:
 
     def __init__(self, operations: Sequence[tf.Operation], shapes: Shapes) -> None:
         self._shown: dict[str, tf.Tensor] = {}
-        self._bytes: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}  # of views, too
+        owned = []
         for op in operations:
             for i, tensor in enumerate(op.outputs):
                 shown = kernels.shown_input(op, i)
                 if shown is not None and tensor.dtype not in HANDLES:
-                    self._shown[tensor.name] = self.shown_by(op.inputs[shown])
+                    self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
+                    self._bytes[tensor.name] = self.bytes(shown)
                 elif op.type not in SOURCES and tensor.dtype not in HANDLES:
                     self._bytes[tensor.name] = shapes.bytes(tensor)
-        left_out, total = 0, sum(self._bytes.values())
+                    owned.append(self._bytes[tensor.name])
+        left_out, total = 0, sum(owned)
         self._largest_left_out = 0
-        for size, count in sorted(collections.Counter(self._bytes.values()).items()):
+        for size, count in sorted(collections.Counter(owned).items()):
             left_out += size * count
             if left_out > NEGLIGIBLE * total:
                 break
@@ -54,7 +57,7 @@ class Buffers:
         return self._shown.get(tensor.name, tensor)
 
     def bytes(self, tensor: tf.Tensor) -> int:
-        return self._bytes.get(self.shown_by(tensor).name, 0)
+        return self._bytes.get(tensor.name, 0)
 
     def matters(self, tensor: tf.Tensor) -> bool:
         return self.bytes(tensor) > self._largest_left_out

@@ -76,9 +76,10 @@ def executed(graph: nx.DiGraph, operations: Sequence[tf.Operation]) -> list[tf.O
         operations: the ops, each after those that it waits for.
     """
     waiting = dict(graph.in_degree)
-    to_end: dict[tf.Operation, int] = {}
-    for op in reversed(operations):
-        to_end[op] = 1 + max((to_end[after] for after in graph.successors(op)), default=0)
+    to_end: dict[tf.Operation, tuple[int, int]] = {}  # the place only makes the order definite
+    for place, op in reversed(list(enumerate(operations))):
+        ways = (to_end[after][0] for after in graph.successors(op))
+        to_end[op] = 1 + max(ways, default=0), place
     stack = [op for op in reversed(operations) if not waiting[op]]
     order = []
     while stack:

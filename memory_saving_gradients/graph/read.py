@@ -96,7 +96,7 @@ def read(
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops]))
     problem_ops = []
     conditional = _conditional(ordered)
-    pinned = _pinned(ordered, conditional, buffers)
+    pinned = _pinned([op for op in ordered if op not in backward], conditional, buffers)
     for op in kept_ops:
         problem_ops.append(
             Op(
@@ -200,12 +200,13 @@ def _foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -
 def _pinned(
     operations: Sequence[tf.Operation], conditional: set[tf.Operation], buffers: Buffers
 ) -> set[tf.Operation]:
-    """The ops whose second run could differ, have an effect, or cannot be had.
+    """The forward ops whose second run could differ, have an effect, or cannot be had.
 
     Of the element-wise ops that make a dropout mask from random numbers, those that make it
     smaller are pinned as well: it takes fewer bytes to keep the mask than the numbers.
     """
     pinned = set()
+    stateful: dict[str, bool] = {}  # by type
     drawn: dict[tf.Operation, int] = {}  # the bytes of the random numbers that an op depends on
     for op in operations:
         inputs = [t for t in op.inputs if buffers.bytes(t)]
@@ -216,13 +217,15 @@ def _pinned(
             sources = {buffers.shown_by(t).op for t in inputs if buffers.matters(t)}
             if sources and sources <= drawn.keys():
                 drawn[op] = max(drawn[source] for source in sources)
+        if op.type not in stateful:
+            stateful[op.type] = op.op_def.is_stateful
+        touched = (*op.inputs, *op.outputs)
         if (
-            op.op_def.is_stateful
+            stateful[op.type]
             or op.type in SOURCES
             or op.type in _SIDE_EFFECTS
             or op in conditional
-            or any(t.dtype in HANDLES for t in (*op.inputs, *op.outputs))
-            or any(tf_private.is_reference(t) for t in (*op.inputs, *op.outputs))
+            or any(t.dtype in HANDLES or tf_private.is_reference(t) for t in touched)
             or out_bytes < drawn.get(op, 0)
         ):
             pinned.add(op)

@@ -19,7 +19,7 @@ _SIMULATED_OPS = 15_000
 
 def memory(problem: Problem) -> Schedule:
     """The lowest peak found with every op run at most twice."""
-    found = best(problem, [lowest_peak(problem), sqrt_spaced(problem), speed(problem)])
+    found = best(problem, [lowest_peak(problem), sqrt_spaced(problem)])
     aim = int(_AIM * simulate(problem, found).peak)
     found = lowered(problem, found, aim, 2, _SIMULATED_OPS // (1 + len(problem.ops)))
     return restored(problem, found, simulate(problem, found).peak)
