@@ -27,6 +27,9 @@ from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 
+# To say how low a budget may be, ever lower ones are tried in steps of this factor.
+_A_LITTLE_LOWER = 0.97
+
 logger = logging.getLogger("memory_saving_gradients")
 
 
@@ -149,7 +152,7 @@ def _plan_and_rewrite(results: list[tf.Tensor], first_new: int, wish: Wish) -> t
     schedule, given = _schedule(reading, wish, budget)
     plan = Plan.of(wish.strategy, problem, schedule, given, budget)
     if budget is not None and plan.peak_bytes > budget:
-        raise unreachable(problem, schedule, budget)
+        raise unreachable(problem, _lowest(reading, wish, schedule), budget)
     saves = plan.peak_bytes < plan.baseline_peak_bytes
     if saves:
         rewrite(reading, plan.schedule)
@@ -170,6 +173,16 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
     if wish.kept is not None:
         return keep_given(problem, tensors), names
     return STRATEGIES[wish.strategy](problem), names
+
+
+def _lowest(reading: Reading, wish: Wish, schedule: Schedule) -> Schedule:
+    """A schedule at which no slightly lower budget can be met, from one that missed a budget."""
+    while True:
+        peak = simulate(reading.problem, schedule).peak
+        lower, _ = _schedule(reading, wish, int(_A_LITTLE_LOWER * peak))
+        if simulate(reading.problem, lower).peak >= peak:
+            return schedule
+        schedule = lower
 
 
 def _check_same(planned: Problem, read: Problem) -> None:

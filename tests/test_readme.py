@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ from memory_saving_gradients import get_plans
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-NEW_CODE, OLD_CODE, CHECKPOINTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+NEW_CODE, OLD_CODE, CHECKPOINTS, BUDGET, PLAN = re.findall(
+    r"```python\n(.*?)```", README, re.DOTALL
+)
 
 
-def test_new_code_prints_a_plan_that_saves(capsys):
-    names: dict = {}
-    exec(NEW_CODE, names)
+def test_new_code_prints_a_plan_that_saves(capsys, tmp_path):
+    script = tmp_path / "new_code.py"
+    script.write_text(NEW_CODE)  # a file, as AutoGraph converts only what has a source
+    names = runpy.run_path(str(script))
     assert "predicted peak" in capsys.readouterr().out
     assert len(names["grads"]) == len(names["w"])
 
@@ -47,6 +51,32 @@ def test_every_way_to_choose_checkpoints(graph):
     exec(CHECKPOINTS, names)
     assert [plan.strategy for plan in get_plans(graph)] == ["list", "policy"]
     assert tf.compat.v1.get_collection("checkpoints") == [h]
+
+
+def test_a_budget_is_planned_explained_saved_and_applied_again(tmp_path, monkeypatch, capsys):
+    from memory_saving_gradients import gradients
+
+    monkeypatch.chdir(tmp_path)
+
+    def names():
+        h = tf.compat.v1.placeholder(tf.float32, (2**17, 512))
+        weight = tf.Variable(tf.zeros((512, 512)))
+        for _ in range(12):
+            h = tf.tanh(tf.matmul(h, weight))
+        graph = tf.compat.v1.get_default_graph()
+        loss = tf.reduce_mean(h)
+        everything = {"loss": loss, "variables": [weight], "graph": graph}
+        return everything | {"gradients": gradients, "get_plans": get_plans}
+
+    with tf.Graph().as_default():
+        given = names()
+        exec(BUDGET + PLAN, given)
+        overhead, bound, gap = map(float, capsys.readouterr().out.split())
+        assert 0 < bound <= overhead * (1 + 1e-9)
+        assert gap == pytest.approx(overhead - bound, abs=1e-9)
+    with tf.Graph().as_default() as again:
+        exec('gradients(loss, variables, plan="plan.json")', names())
+        assert get_plans(again)[-1].schedule == given["plan"].schedule
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"\bscripts/\w+(?:\.py)?", README))))
