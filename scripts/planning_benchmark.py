@@ -7,12 +7,14 @@ overhead) and the planner's time and memory against the size of a step.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -29,20 +31,28 @@ from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tens
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from scripts.benchmark import MODELS
-from test_models import build_v1
+from test_models import Model, ResNet50, UNet, build_v1
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.175, 0.15, 0.125, 0.1)
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 
 
-def read_model(label: str) -> Problem:
-    """The step of a model of the benchmark."""
-    make, batch = MODELS[label]
+#: What others report of the same architecture: (source, builder, batch, peak as a share of theirs
+#: without recomputation, their overhead or None).
+PUBLISHED: dict[str, tuple[str, Callable[[], Model], int, float, float | None]] = {
+    "ResNet-50, batch 184": ("MONeT", functools.partial(ResNet50, 224), 184, 4.99 / 15.06, 0.12),
+    "ResNet-50, batch 96": ("Kusumoto et al.", functools.partial(ResNet50, 224), 96, 0.38, None),
+    "U-Net, batch 8": ("Kusumoto et al.", functools.partial(UNet, 512, 64), 8, 0.52, None),
+}
+
+
+def read_model(make: Callable[[], Model], batch: int, device: str = "cpu") -> Problem:
+    """The step of a model; nothing runs."""
     with tf.Graph().as_default() as graph:
         step = build_v1(make(), batch)
         first_new = len(graph.get_operations())
         grads = tf.gradients(step.loss, step.variables)
-        return read(tf.nest.flatten(grads, expand_composites=True), first_new).problem
+        return read(tf.nest.flatten(grads, expand_composites=True), first_new, device).problem
 
 
 def frontier(problem: Problem) -> dict:
@@ -68,6 +78,28 @@ def frontier(problem: Problem) -> dict:
         **{name: point(strategy(problem)) for name, strategy in STRATEGIES.items()},
         "budgets": planned,
         "bound": bound,
+    }
+
+
+def beside_published(label: str) -> dict:
+    """Our plan at the share of memory that others report, and the lowest peak that we reach.
+
+    Costs are estimated for a V100. Parameters and their gradients count in the published figures;
+    here the gradients do, and the parameters, which no plan changes, do not.
+    """
+    source, make, batch, share, overhead = PUBLISHED[label]
+    problem = read_model(make, batch, "v100")
+    plain = simulate(problem, baseline(problem))
+    found = simulate(problem, within(problem, int(share * plain.peak)))
+    lowest = simulate(problem, STRATEGIES["memory"](problem))
+    return {
+        "source": source,
+        "share": share,
+        "published_overhead": overhead,
+        "reached": found.peak / plain.peak,
+        "overhead": found.cost / plain.cost - 1.0,
+        "lowest": lowest.peak / plain.peak,
+        "lowest_overhead": lowest.cost / plain.cost - 1.0,
     }
 
 
@@ -126,7 +158,11 @@ def main() -> None:
         scaling.append(json.loads(run.stdout.splitlines()[-1]))
     results = {
         "models": {
-            label: frontier(read_model(label)) for label in track(MODELS, description="models")
+            label: frontier(read_model(*MODELS[label]))
+            for label in track(MODELS, description="models")
+        },
+        "published": {
+            label: beside_published(label) for label in track(PUBLISHED, description="published")
         },
         "scaling": scaling,
     }

@@ -11,7 +11,7 @@ from memory_saving_gradients.graph import kernels
 from memory_saving_gradients.graph.costs import Shapes
 
 #: The tensors that are left out of a problem hold, together, at most this share of all bytes.
-NEGLIGIBLE = 0.002
+NEGLIGIBLE = 0.0005
 
 # Their outputs are the caller's or a variable's, not the step's.
 SOURCES = frozenset(
