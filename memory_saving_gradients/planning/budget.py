@@ -32,7 +32,7 @@ _CUTS = (1.0, 1.2, 1.5, 2.0)
 _LARGEST_PROGRAM = 30_000
 
 # So many ops are simulated for each start, and so many more where no start came within the budget.
-_SIMULATED_OPS = 400_000
+_SIMULATED_OPS = 200_000
 _LAST_RESORT = 20
 
 # So many of the cheapest schedules are improved, if the problem has no more ops than this and the
