@@ -15,7 +15,7 @@ def coarsened(problem: Problem, forward: int, backward: int) -> Problem:
     A stretch ends where few bytes are alive. It reads what it reads from outside, makes what others
     read, and takes the rest as workspace. Every schedule of it is one of `problem`.
     """
-    last_read = np.arange(len(problem.tensors)) * 0 - 1
+    last_read = np.full(len(problem.tensors), -1)
     for index, op in enumerate(problem.ops):
         last_read[list(op.inputs)] = index
     last_read[list(problem.results)] = len(problem.ops)
@@ -42,7 +42,7 @@ def coarsened(problem: Problem, forward: int, backward: int) -> Problem:
         members = [problem.ops[index] for index in group]
         made = {t for op in members for t in op.outputs}
         outputs = [t for t in new if t in made]
-        inside = {t: read_in.get(t, set()) for t in made if t not in new}
+        inside = made - new.keys()
         ops.append(
             Op(
                 name=f"group {at}",
@@ -53,7 +53,7 @@ def coarsened(problem: Problem, forward: int, backward: int) -> Problem:
                 ),
                 outputs=tuple(new[t] for t in outputs),
                 cost=sum(op.cost for op in members),
-                workspace=_workspace(problem, group, set(inside), outputs),
+                workspace=_workspace(problem, group, inside, outputs),
                 backward=members[0].backward,
                 pinned=any(op.pinned for op in members),
             )
