@@ -12,6 +12,6 @@ setup(
     install_requires=["tensorflow>=2.16", "networkx>=3.0", "numpy", "scipy"],
     extras_require={
         "demo": ["matplotlib", "rich", "scikit-learn"],
-        "test": ["hypothesis", "mypy", "pytest", "ruff"],
+        "test": ["hypothesis", "mypy", "pytest", "ruff", "tensorboard", "tf_keras"],
     },
 )

@@ -44,27 +44,15 @@ def resolve(
         ValueError: a checkpoint is not in the forward graph, a name matches nothing, the
             collection is empty, or the strategy is unknown.
     """
+    check_checkpoints(checkpoints)
     if isinstance(checkpoints, str):
         if checkpoints in STRATEGIES:
             return checkpoints, None
-        if checkpoints != "collection":
-            known = ", ".join(f'"{name}"' for name in ["collection", *STRATEGIES])
-            raise ValueError(
-                f'unknown strategy "{checkpoints}": checkpoints must be one of {known}, a list '
-                "of tensors, names or regular expressions, or a function from a tf.Operation to "
-                "bool. A single name goes into a list."
-            )
-    if isinstance(checkpoints, str):
         return "collection", _collected(graph, forward)
     if callable(checkpoints) and not tf.is_tensor(checkpoints):
         return "policy", [t for op in forward.values() if checkpoints(op) for t in op.outputs]
     if isinstance(checkpoints, tf.Tensor | tf.Operation | re.Pattern):
         checkpoints = [checkpoints]
-    if not isinstance(checkpoints, Iterable) or isinstance(checkpoints, dict):
-        raise TypeError(
-            f"checkpoints must be a strategy, a function, or a list of tensors and names, "
-            f"got {checkpoints!r} of type {type(checkpoints).__name__}"
-        )
     given = [t for item in checkpoints for t in _tensors(item, forward, graph)]
     if not given:
         raise ValueError(
@@ -72,6 +60,27 @@ def resolve(
             f"chooses by itself ({_CHOOSE_BY_THEMSELVES})"
         )
     return "list", given
+
+
+def check_checkpoints(checkpoints: Any) -> None:
+    """Raises if no graph could make sense of `checkpoints`; see `resolve`."""
+    if isinstance(checkpoints, str):
+        if checkpoints != "collection" and checkpoints not in STRATEGIES:
+            known = ", ".join(f'"{name}"' for name in ["collection", *STRATEGIES])
+            raise ValueError(
+                f'unknown strategy "{checkpoints}": checkpoints must be one of {known}, a list '
+                "of tensors, names or regular expressions, or a function from a tf.Operation to "
+                "bool. A single name goes into a list."
+            )
+    elif not (
+        callable(checkpoints)
+        or isinstance(checkpoints, tf.Tensor | tf.Operation | re.Pattern)
+        or (isinstance(checkpoints, Iterable) and not isinstance(checkpoints, dict))
+    ):
+        raise TypeError(
+            f"checkpoints must be a strategy, a function, or a list of tensors and names, "
+            f"got {checkpoints!r} of type {type(checkpoints).__name__}"
+        )
 
 
 def is_empty_collection(checkpoints: Any, graph: tf.Graph) -> bool:

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from memory_saving_gradients.checkpoints import Checkpoints, forward_operations, is_eager
-from memory_saving_gradients.graph.rewrite import as_differentiated
+from memory_saving_gradients.checkpoints import Checkpoints, is_eager
+from memory_saving_gradients.options import Options
 from memory_saving_gradients.plan import Plan
-from memory_saving_gradients.saving import Wish, save_memory
+from memory_saving_gradients.saving import differentiate
 
 # Taken before anyone can replace it by ours.
 _tf_gradients = tf.compat.v1.gradients
@@ -99,21 +99,16 @@ def gradients(
     """
     xs = tf.nest.map_structure(_plain_variable, xs)
     graph = _graph_of(ys, xs)
-    targets = [y for y in tf.nest.flatten(ys, expand_composites=True) if isinstance(y, tf.Tensor)]
-    forward = forward_operations(targets)
-    wish = Wish.of(
+    options = Options(
         checkpoints,
-        forward,
-        graph,
         memory_budget=memory_budget,
         max_recompute=max_recompute,
         plan=plan,
         device=device,
         cost_model=cost_model,
     )
-    first_new = len(graph.get_operations())
-    with as_differentiated(graph, forward):
-        grads = _tf_gradients(
+    grads, _ = differentiate(
+        lambda: _tf_gradients(
             ys,
             xs,
             grad_ys=grad_ys,
@@ -123,9 +118,11 @@ def gradients(
             aggregation_method=aggregation_method,
             stop_gradients=stop_gradients,
             unconnected_gradients=unconnected_gradients,
-        )
-    results = [t for t in tf.nest.flatten(grads, expand_composites=True) if t is not None]
-    save_memory(results, first_new, wish)
+        ),
+        ys,
+        graph,
+        options,
+    )
     return grads
 
 

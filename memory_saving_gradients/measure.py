@@ -151,15 +151,49 @@ def _measure_step(connection: Any, make_step: Callable, args: Sequence) -> None:
         step = make_step(*args)
         for _ in range(2):
             step()
-        ctypes.CDLL(None).malloc_trim(0)
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # sets the highest resident size back to the present one
-        before = _status("VmRSS")
+        peak = StepPeak()
         step()
-        connection.send(max(0, _status("VmHWM") - before))
+        connection.send(peak.bytes())
     except Exception as error:
         connection.send(f"{type(error).__name__}: {error}")
         raise
+
+
+class StepPeak:
+    """The most bytes in use from the making of this object to a call of `bytes()`.
+
+    On a GPU it is that of TensorFlow's allocator on the first one; else the resident memory of the
+    process, which Linux tells. What was in use at the start is not counted.
+    """
+
+    def __init__(self) -> None:
+        self._gpu = tf.config.list_logical_devices("GPU")
+        if self._gpu:
+            tf.config.experimental.reset_memory_stats(_FIRST_GPU)
+            self._before = tf.config.experimental.get_memory_info(_FIRST_GPU)["current"]
+            return
+        ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # sets the highest resident size back to the present one
+        self._before = _status("VmRSS")
+
+    def bytes(self) -> int:
+        """The peak until now, above the start."""
+        if self._gpu:
+            peak = tf.config.experimental.get_memory_info(_FIRST_GPU)["peak"]
+        else:
+            peak = _status("VmHWM")
+        return max(0, peak - self._before)
+
+    @staticmethod
+    def available() -> bool:
+        """Whether it can be measured here."""
+        return bool(tf.config.list_logical_devices("GPU")) or os.path.exists(
+            "/proc/self/clear_refs"
+        )
+
+
+_FIRST_GPU = "GPU:0"
 
 
 def _status(field: str) -> int:

@@ -43,8 +43,8 @@ class Plan:
     baseline_peak_bytes: int
     peak_bytes: int
     overhead: float
-    checkpoints: tuple[str, ...]
-    recomputed: tuple[str, ...]
+    checkpoints: tuple[str, ...] = dataclasses.field(repr=False)
+    recomputed: tuple[str, ...] = dataclasses.field(repr=False)
     seconds: float
     problem: Problem = dataclasses.field(repr=False)
     schedule: tuple[int, ...] = dataclasses.field(repr=False)

@@ -9,20 +9,21 @@ import itertools
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients.budgets import parse_budget, unreachable
-from memory_saving_gradients.checkpoints import is_empty_collection, resolve
-from memory_saving_gradients.graph.devices import check_device
+from memory_saving_gradients.budgets import unreachable
+from memory_saving_gradients.checkpoints import forward_operations
 from memory_saving_gradients.graph.read import Reading, read
-from memory_saving_gradients.graph.rewrite import rewrite
+from memory_saving_gradients.graph.rewrite import as_differentiated, rewrite
+from memory_saving_gradients.options import Options, Wish
 from memory_saving_gradients.plan import Plan, record_plan
-from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
+from memory_saving_gradients.planning.budget import pinning, within
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
@@ -33,80 +34,45 @@ _A_LITTLE_LOWER = 0.97
 logger = logging.getLogger("memory_saving_gradients")
 
 
-@dataclasses.dataclass(frozen=True)
-class Wish:
-    """What the user asked for, checked as far as it can be before differentiation.
+_under_way = threading.local()
 
-    Attributes:
-        strategy: "memory", "speed", "collection", "list", "policy", or "budget" where the budget
-            alone decides, or "plan".
-        kept: the tensors to keep; None for a strategy that chooses by itself.
-        budget: bytes (int), a share of the baseline peak (float), or None for no budget.
-        most_runs: how often an op may run, with a budget.
-        plan: the plan to apply; of the rest nothing counts then.
-        device: the device to estimate costs for.
-        cost_model: "analytical" or "measured".
+
+def differentiate(
+    call: Callable[[], Any], ys: Any, graph: tf.Graph, options: Options
+) -> tuple[Any, Plan | None]:
+    """Has TensorFlow differentiate, then rewrites what that made, if it lowers the peak.
+
+    Args:
+        call: differentiates in `graph`, the default graph; returns gradients in any structure.
+        ys: what it differentiates: tensors in any structure.
+        graph: the graph.
+        options: what the user asks for.
+
+    Returns:
+        What `call` returned, and the plan that was applied; None if the graph is plain.
+
+    Raises:
+        BudgetError: no plan within the budget was found; the graph is plain.
     """
-
-    strategy: str
-    kept: list[tf.Tensor] | None
-    budget: int | float | None = None
-    most_runs: int = UNBOUNDED
-    plan: Plan | None = None
-    device: str = "cpu"
-    cost_model: str = "analytical"
-
-    @classmethod
-    def of(
-        cls,
-        checkpoints: Any,
-        forward: dict[str, tf.Operation],
-        graph: tf.Graph,
-        *,
-        memory_budget: Any = None,
-        max_recompute: int | None = None,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        device: str = "cpu",
-        cost_model: str = "analytical",
-    ) -> Wish:
-        """Checks the options of a front door; see `gradients` for what they mean."""
-        check_device(device)
-        if cost_model not in ("analytical", "measured"):
-            raise ValueError(f'cost_model must be "analytical" or "measured", got {cost_model!r}')
-        wish = cls("plan", None, device=device, cost_model=cost_model)
-        if plan is not None:
-            if checkpoints != "collection" or memory_budget is not None:
-                raise ValueError("a plan decides all: leave out checkpoints and memory_budget")
-            if not isinstance(plan, Plan | str | os.PathLike):
-                raise TypeError(f"plan must be a Plan or the path of a saved one, got {plan!r}")
-            return dataclasses.replace(
-                wish, plan=plan if isinstance(plan, Plan) else Plan.load(plan)
-            )
-        if memory_budget is not None:
-            most_runs = _most_runs(max_recompute)
-            wish = dataclasses.replace(
-                wish, budget=parse_budget(memory_budget), most_runs=most_runs
-            )
-            if checkpoints == "memory" or is_empty_collection(checkpoints, graph):
-                return dataclasses.replace(wish, strategy="budget")
-        elif max_recompute is not None:
-            raise ValueError("max_recompute bounds what a memory_budget may do: give both")
-        strategy, kept = resolve(checkpoints, forward, graph)
-        return dataclasses.replace(wish, strategy=strategy, kept=kept)
+    graphs = _under_way.__dict__.setdefault("graphs", set())
+    if graph in graphs:  # asked by a gradient function, whose ops belong to a larger backward pass
+        return call(), None
+    flat = tf.nest.flatten(ys, expand_composites=True)
+    forward = forward_operations([y for y in flat if getattr(y, "graph", None) is graph])
+    wish = options.wish(forward, graph)
+    first_new = len(graph.get_operations())
+    graphs.add(graph)
+    try:
+        with as_differentiated(graph, forward):
+            grads = call()
+    finally:
+        graphs.remove(graph)
+    flat = tf.nest.flatten(grads, expand_composites=True)
+    results = [t for t in flat if getattr(t, "graph", None) is graph]
+    return grads, save_memory(results, first_new, wish)
 
 
-def _most_runs(max_recompute: int | None) -> int:
-    """How often an op may run that may be recomputed so often."""
-    if max_recompute is None:
-        return UNBOUNDED
-    if isinstance(max_recompute, bool) or not isinstance(max_recompute, int):
-        raise TypeError(f"max_recompute must be an int or None, got {max_recompute!r}")
-    if max_recompute < 1:
-        raise ValueError(f"max_recompute must be at least 1, got {max_recompute}")
-    return max_recompute + 1
-
-
-def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
+def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> Plan | None:
     """Rewrites a step that TensorFlow has just differentiated, if that lowers its peak.
 
     Args:
@@ -114,12 +80,15 @@ def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
         first_new: how many ops the graph had before it was differentiated.
         wish: what to plan.
 
+    Returns:
+        The plan, if the graph keeps to it.
+
     Raises:
         BudgetError: no plan within the budget was found; the graph is plain.
     """
     if not results:
         logger.info("%s: no y depends on any x, so there is nothing to recompute", wish.strategy)
-        return
+        return None
     began = time.perf_counter()
     with _no_garbage_collection():
         plan, saves = _plan_and_rewrite(results, first_new, wish)
@@ -127,8 +96,9 @@ def save_memory(results: list[tf.Tensor], first_new: int, wish: Wish) -> None:
     logger.info("%s%s", plan, "" if saves else " (not applied)")
     if saves or wish.budget is not None:
         record_plan(results[0].graph, plan)
-    else:
-        warnings.warn(_why_nothing_is_saved(plan), stacklevel=_callers_level())
+        return plan
+    warnings.warn(_why_nothing_is_saved(plan), stacklevel=callers_level())
+    return None
 
 
 @contextlib.contextmanager
@@ -209,7 +179,7 @@ def _allowed(problem: Problem, wish: Wish, kept: set[int]) -> Problem:
     return pinning(problem, kept)
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """The `stacklevel` of the user's own line, for a warning of the function that asks."""
     inside = os.path.dirname(__file__), os.path.dirname(tf.__file__)
     frame, level = sys._getframe(1), 1

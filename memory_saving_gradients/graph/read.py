@@ -32,7 +32,8 @@ class Reading:
         operations: the operation of every op of the problem.
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
-        new: names of the ops that differentiation made.
+        new: names of the ops that differentiation made and the step needs.
+        unused: names of the ops that differentiation made in vain.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
             loops and branches, and those that Grappler may fold into constants.
     """
@@ -41,6 +42,7 @@ class Reading:
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
     new: frozenset[str]
+    unused: frozenset[str]
     unordered: frozenset[str]
 
 
@@ -118,11 +120,13 @@ def read(
     executed = tuple(index_of[op] for op in order.executed(graph, ordered) if op in index_of)
     problem = Problem(tuple(problem_ops), tuple(tensors), kept, executed)
     new = frozenset(op.name for op in operations if created[op] >= first_new)
+    made = {op.name for op, index in created.items() if index >= first_new}
     return Reading(
         problem=problem,
         operations=kept_ops,
         tensor_of=tensor_of,
         new=new,
+        unused=frozenset(made - new),
         unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),
     )
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import weakref
 from collections.abc import Container, Iterator, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels, tf_private
+from memory_saving_gradients.graph import gate, kernels, tf_private
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.planning.problem import Schedule
 
@@ -49,7 +50,14 @@ class _Run:
     in_backward: bool
 
 
-_ASSOCIATIVE = frozenset({"Add", "AddV2", "AddN", "Mul"})
+#: Sums, and products. Grappler merges one that has a single reader of its kind with that.
+_ASSOCIATIVE = {
+    **dict.fromkeys(["Add", "AddV2", "AddN", "Sub"], "sum"),
+    **dict.fromkeys(["Mul", "Div", "RealDiv"], "product"),
+}
+
+#: What the names of copies end in, before a number.
+COPY = "/recomputed"
 
 #: The name under which the gradient of every copy is registered.
 NOT_DIFFERENTIABLE = "MemorySavingGradientsCopy"
@@ -72,17 +80,24 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
         schedule: what to run, in which order.
     """
     edits = _Edits(reading)
+    merged = _merged(reading)
     for index in schedule:
         edits.add_run(index)
-    for op in edits.associative:
-        tf_private.set_unmerged(op)
     copies = _make_copies(edits)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
+    for name, (_, op) in edits.nodes.items():
+        # With fewer readers than in the plain step, it would be merged where it was not.
+        if op.type in _ASSOCIATIVE and op.name not in merged:
+            tf_private.set_unmerged(op)
+            tf_private.set_unmerged(copies[name])
     for op, index, reference in edits.inputs:
         copy = copies[str(reference.copy)].outputs[reference.index]
         rerouted.setdefault((op.name, index), op.inputs[index].name)
         tf_private.update_input(op, index, copy)
-    _enforce(reading, edits.runs, copies)
+    if tf_private.in_xla(reading.operations[0].graph):
+        _gate(edits.runs, copies)
+    else:
+        _enforce(edits.runs, copies, reading.unordered | merged)
 
 
 #: By graph: (op, input) -> the tensor that it read before it was made to read a copy. Names, as
@@ -123,8 +138,6 @@ class _Edits:
         outside: the existing tensors that the copies read, by the name they go by in `nodes`.
         inputs: (op, input, what it shall read), for ops that read a copy from now on.
         runs: the schedule.
-        associative: the sums and products that have copies and, in the plain step, several
-            readers. Grappler merges one that has a single reader with that, which changes rounding.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -132,7 +145,6 @@ class _Edits:
         self.outside: dict[str, tf.Tensor] = {}
         self.inputs: list[tuple[tf.Operation, int, _Reference]] = []
         self.runs: list[_Run] = []
-        self.associative: list[tf.Operation] = []
         self._reading = reading
         self._newest: dict[int, str] = {}  # tensor of the problem -> the node of its newest copy
         self._views: dict[tuple[str, str], str] = {}
@@ -174,13 +186,11 @@ class _Edits:
 
     def _copy(self, op: tf.Operation, references: Sequence[_Reference]) -> str:
         node = op.node_def
-        while node.name in self.nodes:
-            node.name += "_again"
+        # Grappler sorts the inputs of a sum or product by name: a copy's must come where its
+        # original's would.
+        with op.graph.name_scope(None):
+            node.name = op.graph.unique_name(op.name + COPY)
         node.attr.pop("_class", None)
-        if op.type in _ASSOCIATIVE and len(op.outputs[0].consumers()) > 1:
-            self.associative.append(op)
-            for name in tf_private.UNMERGED:
-                node.attr[name].b = True
         node.attr["_gradient_op_type"].s = NOT_DIFFERENTIABLE.encode()
         del node.input[:]
         for reference in references:
@@ -211,7 +221,7 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
             graph_def,
             input_map=edits.outside,
             return_elements=list(edits.nodes),
-            name="recompute",
+            name="",
         )
     copies = dict(zip(edits.nodes, made, strict=True))
     for name, (_, op) in edits.nodes.items():
@@ -224,7 +234,38 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
     return copies
 
 
-def _enforce(reading: Reading, runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
+def _merged(reading: Reading) -> set[str]:
+    """The ops that Grappler may merge with one another in the plain step, by name.
+
+    It makes one sum of sums of which each has a single reader, and one product of such products,
+    unless they wait, or are waited for, by a control edge. What nothing reads yet (a gradient that
+    an optimizer will read) may be merged with what comes.
+    """
+    found = set()
+    for op in reading.operations:
+        if op.type in _ASSOCIATIVE:
+            readers = _readers(op, reading)
+            kinds = {_ASSOCIATIVE.get(reader.type) for reader in readers}
+            if len(readers) <= 1 and kinds <= {_ASSOCIATIVE[op.type]}:
+                found |= {op.name, *(reader.name for reader in readers)}
+    return found
+
+
+def _readers(op: tf.Operation, reading: Reading) -> list[tf.Operation]:
+    """The ops that read `op` once Grappler has folded known shapes and dropped unused ops."""
+    known = op.outputs[0].shape.is_fully_defined()
+    return [
+        reader
+        for reader in op.outputs[0].consumers()
+        if reader.name not in reading.unused and not (known and reader.type in kernels.SHAPE_ONLY)
+    ]
+
+
+def _enforce(
+    runs: Sequence[_Run],
+    copies: dict[str, tf.Operation],
+    unordered: Container[str],
+) -> None:
     """Makes the runs of the backward pass wait for one another, in their order.
 
     Runs on one device form a chain. The first of several recomputed ops waits for the run before
@@ -242,7 +283,7 @@ def _enforce(reading: Reading, runs: Sequence[_Run], copies: dict[str, tf.Operat
         if op.type == "BiasAddGrad":
             due.setdefault(max(i, last_reader.get(id(op.inputs[0]), i)), []).append(op)
             continue
-        if run.op.name in reading.unordered:
+        if run.op.name in unordered:
             continue
         if run.in_backward and previous is not None:
             begins = run.copy and not runs[i - 1].copy
@@ -251,3 +292,61 @@ def _enforce(reading: Reading, runs: Sequence[_Run], copies: dict[str, tf.Operat
             before.difference_update(tensor.op for tensor in op.inputs)
             tf_private.add_control_inputs(op, before)
         latest[op.device] = previous = op
+
+
+def _gate(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
+    """Makes recomputed ops wait for the backward ops before them, in a graph for XLA.
+
+    A stretch of copies waits for what the runs since the last stretch made and did not use: when
+    that is there, all of them have run. Of a copy that reads no other of its stretch, the smallest
+    input is gated.
+    """
+    graph = runs[0].op.graph
+    waiting_for: dict[str, tf.Tensor] = {}
+    stretch: list[tf.Operation] = []
+    stretches: list[tuple[list[tf.Tensor], list[tf.Operation]]] = []
+    for run in runs:
+        op = copies[run.copy] if run.copy else run.op
+        if run.copy and not stretch:
+            stretch = []
+            stretches.append((list(waiting_for.values()), stretch))
+        if run.copy:
+            stretch.append(op)
+            continue
+        if stretch or not run.in_backward:
+            waiting_for, stretch = {}, []
+        for tensor in op.inputs:
+            waiting_for.pop(tensor.name, None)
+        waiting_for.update((t.name, t) for t in op.outputs if t.consumers())
+    with (
+        graph.as_default(),
+        graph.name_scope("gate"),
+        graph.device(None),
+        graph.control_dependencies(None),
+    ):
+        for after, stretch in stretches:
+            never = gate.never(after)
+            if never is not None:
+                _gate_stretch(stretch, never)
+
+
+def _gate_stretch(stretch: Sequence[tf.Operation], never: tf.Tensor) -> None:
+    inside = set(stretch)
+    gated: dict[str, tf.Tensor] = {}
+    for op in stretch:
+        if any(_source(tensor) in inside for tensor in op.inputs):
+            continue
+        may = [i for i, tensor in enumerate(op.inputs) if gate.may_carry(tensor)]
+        if may:
+            index = min(may, key=lambda i: op.inputs[i].shape.num_elements() or sys.maxsize)
+            tensor = op.inputs[index]
+            if tensor.name not in gated:
+                gated[tensor.name] = gate.gated(tensor, never)
+            tf_private.update_input(op, index, gated[tensor.name])
+
+
+def _source(tensor: tf.Tensor) -> tf.Operation:
+    """The op that made what `tensor` shows."""
+    while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
+        tensor = tensor.op.inputs[shown]
+    return tensor.op

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
+from tensorflow.python.eager import backprop
 from tensorflow.python.framework import test_util
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import item as grappler_item
+from tensorflow.python.ops import control_flow_util, gradients
 
 
 def onednn_enabled() -> bool:
@@ -24,12 +27,40 @@ def onednn_enabled() -> bool:
     return bool(test_util.IsMklEnabled())
 
 
-def is_seed(op: tf.Operation) -> bool:
-    """Whether `tf.gradients` made `op` to hold the gradient that starts the backward pass.
+_SEED = re.compile(r"(^|/)grad_ys_\d+|^(?!.*(_grad|gradient_tape)/)(.*/)?ones(_like)?(_\d+)?$")
 
-    `gradients_util._DefaultGradYs` names these ops `<scope>/grad_ys_<i>`: 1.0 on.
+
+def is_seed(op: tf.Operation) -> bool:
+    """Whether differentiation made `op` to hold the gradient that starts the backward pass.
+
+    `gradients_util._DefaultGradYs` names these ops `<scope>/grad_ys_<i>`: 1.0 on. The tape names
+    them `ones` and `ones_like`, outside the scopes of gradient functions: 2.0 on.
     """
-    return re.search(r"(^|/)grad_ys_\d+", op.name) is not None
+    return _SEED.search(op.name) is not None
+
+
+def in_xla(graph: tf.Graph) -> bool:
+    """Whether `graph` is traced to be compiled as a whole (`jit_compile=True`).
+
+    `control_flow_util.GraphOrParentsInXlaContext`: 2.0 on.
+    """
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor`, which XLA computes as it is. `gen_xla_ops.xla_optimization_barrier`: 2.9 on."""
+    return gen_xla_ops.xla_optimization_barrier(input=[tensor])[0]
+
+
+def gradient_functions() -> list[tuple[Any, str]]:
+    """(module, name) of all by which TensorFlow, its optimizers and Keras call for gradients.
+
+    `ops.gradients.gradients` and `eager.backprop.GradientTape` are what the optimizers of
+    `tf.compat.v1` call: 1.15 on.
+    """
+    functions = [(module, "gradients") for module in (tf, tf.compat.v2, tf.compat.v1, gradients)]
+    tapes = (tf, tf.autodiff, tf.compat.v2, tf.compat.v2.autodiff, tf.compat.v1, backprop)
+    return functions + [(module, "GradientTape") for module in tapes]
 
 
 def in_control_flow(op: tf.Operation) -> bool:

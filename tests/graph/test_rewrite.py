@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
+from memory_saving_gradients.graph.rewrite import COPY
 from test_models import Chain, build_v1
 from tests.cases import MODELS
 
@@ -67,7 +68,7 @@ def test_copies_wait_for_the_backward_pass(graph, name):
     (plan,) = get_plans()
     assert nx.is_directed_acyclic_graph(dependencies(graph))
     descends = functools.partial(nx.has_path, dependencies(graph))
-    copies = {f"recompute/{name}" for name in plan.recomputed}
+    copies = {f"{name}{COPY}" for name in plan.recomputed}
     ops = [plan.problem.ops[index] for index in plan.schedule]
     last_forward = [op.name for op in itertools.takewhile(lambda op: not op.backward, ops)][-1]
     for copy in copies:

@@ -1,0 +1,177 @@
+"""`save_memory()`: one Keras model trains in less memory. `MemoryReport`: says what that did."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from memory_saving_gradients.checkpoints import Checkpoints
+from memory_saving_gradients.measure import StepPeak
+from memory_saving_gradients.options import Options
+from memory_saving_gradients.patching import patch
+from memory_saving_gradients.plan import Plan
+
+_plans: weakref.WeakKeyDictionary[Any, list[Plan]] = weakref.WeakKeyDictionary()
+
+
+def save_memory(
+    model: Any,
+    checkpoints: Checkpoints = "memory",
+    memory_budget: int | str | float | None = None,
+) -> Any:
+    """Makes `fit`, `train_on_batch` and custom training steps of a model save memory.
+
+    The model's `train_step` then runs with `tf.GradientTape` patched; a `train_step` of your own
+    must use that. `evaluate`, `predict`, saving and loading are untouched. To go back to plain
+    training, call `save_memory(model, checkpoints=None)`.
+
+    Args:
+        model: a Keras model, functional, sequential or subclassed, before or after `compile`.
+        checkpoints: which forward tensors to keep, as in `gradients`; None undoes an earlier call.
+        memory_budget: the peak of a step to stay within, as in `gradients`.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: `model` is no Keras model, or an option is of a wrong type.
+        ValueError: Keras runs on another backend than TensorFlow, the strategy is unknown, or the
+            budget is not positive.
+
+    Example:
+        >>> model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+        >>> model = save_memory(model)
+        >>> model.compile("sgd", "mse")
+    """
+    if not isinstance(model, _model_classes()):
+        raise TypeError(
+            f"model must be a keras.Model, got {model!r} of type {type(model).__name__}"
+        )
+    if isinstance(model, keras.Model) and keras.config.backend() != "tensorflow":
+        raise ValueError(
+            f'Keras runs on the backend "{keras.config.backend()}", and only TensorFlow graphs can '
+            'be rewritten: set the environment variable KERAS_BACKEND to "tensorflow".'
+        )
+    options = None if checkpoints is None else Options(checkpoints, memory_budget)
+    model.__dict__.pop("train_step", None)
+    _plans.pop(model, None)
+    if options is not None:
+        _plans[model] = []
+        model.__dict__["train_step"] = _saving(model, options)
+    model.train_function = None  # so that it is traced anew
+    return model
+
+
+def get_plans(model: Any) -> list[Plan]:
+    """What was planned for a model since `save_memory(model)`: a plan for each traced step.
+
+    Args:
+        model: a model that was given to `save_memory`.
+
+    Raises:
+        ValueError: it was not.
+    """
+    if model not in _plans:
+        raise ValueError(f'model "{model.name}" was not given to memory_saving_gradients.keras')
+    return list(_plans[model])
+
+
+def _model_classes() -> tuple[type, ...]:
+    """`keras.Model`, and that of Keras 2 if it is loaded."""
+    keras_2 = sys.modules.get("tf_keras")
+    return (keras.Model,) if keras_2 is None else (keras.Model, keras_2.Model)
+
+
+def _saving(model: Any, options: Options) -> Callable[..., Any]:
+    """The model's own training step, run under `patch`."""
+    step = model.train_step
+    plans = _plans[model]
+
+    @functools.wraps(step)
+    def train_step(*args: Any, **kwargs: Any) -> Any:
+        with patch(options.checkpoints, memory_budget=options.memory_budget) as patched:
+            results = step(*args, **kwargs)
+        plans.extend(patched.plans)
+        return results
+
+    return train_step
+
+
+class MemoryReport(keras.callbacks.Callback):
+    """Prints what was planned for a model, and what a step really took.
+
+    The plan is printed after the first batch, the measured peak after the second: the first one
+    builds the step, so its memory says nothing. The measured peak is the highest resident memory
+    of the process (on a GPU: of TensorFlow's allocator) during the step, less what was in use
+    before; measuring needs Linux or a GPU.
+
+    Args:
+        log_dir: where to write the same for TensorBoard, too; None for nowhere.
+
+    Raises:
+        ImportError: `log_dir` is given and TensorBoard is not installed.
+
+    Example:
+        >>> model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+        >>> save_memory(model).compile("sgd", "mse")
+        >>> x, y = tf.zeros((8, 4)), tf.zeros((8, 1))
+        >>> history = model.fit(x, y, callbacks=[MemoryReport()], verbose=0)  # doctest: +SKIP
+        memory_saving_gradients: memory: predicted peak 1.3 MB -> 0.5 MB ...
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
+            raise ImportError("log_dir needs TensorBoard: pip install tensorboard")
+        self.log_dir = log_dir
+        self.measured_bytes: int | None = None
+        self._batches = 0
+        self._meter: StepPeak | None = None
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        get_plans(self.model)  # raises if there will be none
+        self._batches = 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        if self._batches == 1 and StepPeak.available():
+            self._meter = StepPeak()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._batches += 1
+        if self._batches == 1:
+            self._report("\n".join(_described(plan) for plan in get_plans(self.model)[-1:]))
+        elif self._meter is not None:
+            self.measured_bytes = self._meter.bytes()
+            self._meter = None
+            self._report(f"measured peak {self.measured_bytes / 1e6:.1f} MB above the start")
+
+    def _report(self, text: str) -> None:
+        print(f"memory_saving_gradients: {text or 'nothing was planned; see the warning above'}")
+        if self.log_dir is None:
+            return
+        plans = get_plans(self.model)
+        with tf.summary.create_file_writer(os.fspath(self.log_dir)).as_default(step=self._batches):
+            tf.summary.text("memory_saving_gradients", text.replace("\n", "  \n"))
+            if plans:
+                tf.summary.scalar("memory/baseline_mb", plans[-1].baseline_peak_bytes / 1e6)
+                tf.summary.scalar("memory/predicted_mb", plans[-1].peak_bytes / 1e6)
+            if self.measured_bytes is not None:
+                tf.summary.scalar("memory/measured_mb", self.measured_bytes / 1e6)
+
+
+def _described(plan: Plan) -> str:
+    """A plan and its checkpoints, on a few lines."""
+    shown = ", ".join(plan.checkpoints[:_SHOWN])
+    more = f" and {len(plan.checkpoints) - _SHOWN} more" if len(plan.checkpoints) > _SHOWN else ""
+    return f"{plan}\nkept for the backward pass: {shown}{more}"
+
+
+_SHOWN = 8  # checkpoints; `Plan.checkpoints` has all

@@ -1,0 +1,119 @@
+"""What a front door is asked for: checked alone, and then against a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import tensorflow as tf
+
+from memory_saving_gradients.budgets import parse_budget
+from memory_saving_gradients.checkpoints import (
+    Checkpoints,
+    check_checkpoints,
+    is_empty_collection,
+    resolve,
+)
+from memory_saving_gradients.graph.devices import check_device
+from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.planning.budget import UNBOUNDED
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What to plan for one graph.
+
+    Attributes:
+        strategy: "memory", "speed", "collection", "list", "policy", or "budget" where the budget
+            alone decides, or "plan".
+        kept: the tensors to keep; None for a strategy that chooses by itself.
+        budget: bytes (int), a share of the baseline peak (float), or None for no budget.
+        most_runs: how often an op may run, with a budget.
+        plan: the plan to apply; of the rest nothing counts then.
+        device: the device to estimate costs for.
+        cost_model: "analytical" or "measured".
+    """
+
+    strategy: str
+    kept: list[tf.Tensor] | None
+    budget: int | float | None = None
+    most_runs: int = UNBOUNDED
+    plan: Plan | None = None
+    device: str = "cpu"
+    cost_model: str = "analytical"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a front door; see `gradients` for what they mean.
+
+    Raises:
+        TypeError: an option is of a wrong type.
+        ValueError: an option has a value that no graph could make right.
+    """
+
+    checkpoints: Checkpoints = "collection"
+    memory_budget: int | str | float | None = None
+    max_recompute: int | None = None
+    plan: Plan | str | os.PathLike[str] | None = None
+    device: str = "cpu"
+    cost_model: str = "analytical"
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        if self.cost_model not in ("analytical", "measured"):
+            raise ValueError(
+                f'cost_model must be "analytical" or "measured", got {self.cost_model!r}'
+            )
+        if self.plan is not None:
+            if not self._says("collection") or self.memory_budget is not None:
+                raise ValueError("a plan decides all: leave out checkpoints and memory_budget")
+            if not isinstance(self.plan, Plan | str | os.PathLike):
+                raise TypeError(
+                    f"plan must be a Plan or the path of a saved one, got {self.plan!r}"
+                )
+        if self.memory_budget is not None:
+            parse_budget(self.memory_budget)
+        elif self.max_recompute is not None:
+            raise ValueError("max_recompute bounds what a memory_budget may do: give both")
+        _most_runs(self.max_recompute)
+        check_checkpoints(self.checkpoints)
+
+    def _says(self, strategy: str) -> bool:
+        return isinstance(self.checkpoints, str) and self.checkpoints == strategy
+
+    def wish(self, forward: dict[str, tf.Operation], graph: tf.Graph) -> Wish:
+        """What they mean for a graph.
+
+        Args:
+            forward: the forward graph, as `forward_operations` gives it.
+            graph: the graph that is differentiated.
+
+        Raises:
+            ValueError: a checkpoint is not in the forward graph, or a file holds no plan.
+        """
+        wish = Wish("plan", None, device=self.device, cost_model=self.cost_model)
+        if self.plan is not None:
+            plan = self.plan if isinstance(self.plan, Plan) else Plan.load(self.plan)
+            return dataclasses.replace(wish, plan=plan)
+        if self.memory_budget is not None:
+            wish = dataclasses.replace(
+                wish,
+                budget=parse_budget(self.memory_budget),
+                most_runs=_most_runs(self.max_recompute),
+            )
+            if self._says("memory") or is_empty_collection(self.checkpoints, graph):
+                return dataclasses.replace(wish, strategy="budget")
+        strategy, kept = resolve(self.checkpoints, forward, graph)
+        return dataclasses.replace(wish, strategy=strategy, kept=kept)
+
+
+def _most_runs(max_recompute: int | None) -> int:
+    """How often an op may run that may be recomputed so often."""
+    if max_recompute is None:
+        return UNBOUNDED
+    if isinstance(max_recompute, bool) or not isinstance(max_recompute, int):
+        raise TypeError(f"max_recompute must be an int or None, got {max_recompute!r}")
+    if max_recompute < 1:
+        raise ValueError(f"max_recompute must be at least 1, got {max_recompute}")
+    return max_recompute + 1

@@ -1,0 +1,212 @@
+"""`patch()`: TensorFlow's own gradient functions save memory, for a process or within a `with`."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.checkpoints import Checkpoints
+from memory_saving_gradients.gradients import gradients
+from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.options import Options
+from memory_saving_gradients.plan import Plan, get_plans
+from memory_saving_gradients.tape import GradientTape
+
+
+class patch:
+    """Makes TensorFlow's own gradients save memory.
+
+    It replaces `tf.gradients`, `tf.compat.v1.gradients`, what the `tf.compat.v1` optimizers call,
+    and `tf.GradientTape`, which the training steps of Keras use. A call patches the process until
+    `undo()`. A `with` block patches the thread that runs it, and threads that start within it. What
+    is *traced* while patched saves memory; a `tf.function` that was traced before stays as it was.
+    The innermost `with` block counts; without one, the latest call.
+
+    Args:
+        checkpoints: which forward tensors to keep, as in `gradients`.
+        memory_budget: the peak to stay within, as in `gradients`.
+
+    Attributes:
+        plans: what was planned, newest last.
+
+    Raises:
+        TypeError: an option is of a wrong type.
+        ValueError: the strategy is unknown or the budget is not positive.
+
+    Example:
+        >>> with patch("memory"):
+        ...     tape = tf.GradientTape()
+        >>> isinstance(tape, GradientTape)
+        True
+        >>> patched = patch(memory_budget="1GiB")
+        >>> patched.undo()
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints = "memory",
+        *,
+        memory_budget: int | str | float | None = None,
+    ) -> None:
+        self.options = Options(checkpoints, memory_budget)
+        self.plans: list[Plan] = []
+        #: In a `with` block: the threads, beside its own, that it does not cover.
+        self._others: weakref.WeakSet[threading.Thread] | None = None
+        with _lock:
+            _install()
+            _patches.append(self)
+
+    def undo(self) -> None:
+        """Takes the patch back. What the last patch leaves is what the first one found."""
+        with _lock:
+            if self in _patches:
+                _patches.remove(self)
+            if not _patches:
+                _uninstall()
+
+    def __enter__(self) -> patch:
+        with _lock:
+            if self not in _patches:
+                raise RuntimeError("this patch was undone: make a new one with patch(...)")
+            if self._others is not None:
+                raise RuntimeError("this patch is entered already: make a new one with patch(...)")
+            self._others = weakref.WeakSet(threading.enumerate())
+            self._others.discard(threading.current_thread())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.undo()
+
+    def _covers(self, thread: threading.Thread) -> bool:
+        return self._others is None or thread not in self._others
+
+
+_lock = threading.RLock()
+_patches: list[patch] = []  # oldest first
+_found: list[tuple[Any, str, Any, Any]] = []  # module, name, what was there, what we put there
+
+
+def _active() -> patch | None:
+    """The patch that counts for this thread."""
+    with _lock:
+        thread = threading.current_thread()
+        covering = [p for p in _patches if p._covers(thread)]
+    blocks = [p for p in covering if p._others is not None]
+    return (blocks or covering or [None])[-1]
+
+
+def _install() -> None:
+    if _found:
+        return
+    for module, name in tf_private.gradient_functions():
+        before = getattr(module, name)
+        _found.append((module, name, before, _replacing(module, name, before)))
+    for module, name, _, ours in _found:
+        setattr(module, name, ours)
+
+
+def _uninstall() -> None:
+    for module, name, before, ours in _found:
+        # What somebody put over ours stays; ours then hands on to what was there before.
+        if getattr(module, name) is ours:
+            setattr(module, name, before)
+    _found.clear()
+
+
+def _replacing(module: Any, name: str, before: Any) -> Any:
+    """What takes the place of `module.name`."""
+    if name == "GradientTape":
+        return PatchedTape
+    is_v2 = module in (tf, tf.compat.v2)
+    return _gradients_v2(before) if is_v2 else _gradients_v1(before)
+
+
+def _gradients_v1(before: Callable) -> Callable:
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(before)
+    def patched(
+        ys: Any,
+        xs: Any,
+        grad_ys: Any = None,
+        name: str = "gradients",
+        colocate_gradients_with_ops: bool = False,
+        gate_gradients: bool = False,
+        aggregation_method: int | None = None,
+        stop_gradients: Any = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        return _call(
+            before,
+            ys,
+            xs,
+            grad_ys,
+            name=name,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            stop_gradients=stop_gradients,
+            unconnected_gradients=unconnected_gradients,
+        )
+
+    return patched
+
+
+def _gradients_v2(before: Callable) -> Callable:
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(before)
+    def patched(
+        ys: Any,
+        xs: Any,
+        grad_ys: Any = None,
+        name: str = "gradients",
+        gate_gradients: bool = False,
+        aggregation_method: int | None = None,
+        stop_gradients: Any = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        return _call(
+            before,
+            ys,
+            xs,
+            grad_ys,
+            name=name,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            stop_gradients=stop_gradients,
+            unconnected_gradients=unconnected_gradients,
+        )
+
+    return patched
+
+
+def _call(before: Callable, ys: Any, xs: Any, grad_ys: Any, **arguments: Any) -> Any:
+    active = _active()
+    if active is None or tf.executing_eagerly():  # eagerly, TensorFlow says what is wrong
+        return before(ys, xs, grad_ys, **arguments)
+    options = active.options
+    graph = tf.compat.v1.get_default_graph()
+    known = len(get_plans(graph))
+    grads = gradients(
+        ys, xs, grad_ys, options.checkpoints, memory_budget=options.memory_budget, **arguments
+    )
+    active.plans.extend(get_plans(graph)[known:])
+    return grads
+
+
+class PatchedTape(GradientTape):
+    """What `tf.GradientTape` is while it is patched."""
+
+    @tf.autograph.experimental.do_not_convert
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        super().__init__(persistent, watch_accessed_variables)
+        self._patch = _active()
+        self._options = self._patch.options if self._patch else None
+
+    def _planned(self, plan: Plan) -> None:
+        if self._patch:
+            self._patch.plans.append(plan)
