@@ -1,18 +1,24 @@
 """What makes a copy wait for the backward pass where control edges do not: in a graph for XLA.
 
-XLA drops control edges, merges ops that compute the same, and orders the rest as it likes. Only
-data holds a copy back. So one of its inputs is gated: `select(never, 0, input)`, where `never` is
-computed from an element of each tensor that has to be there first. It is false for every value of
-those elements, NaN too, but XLA cannot know. A select serves every type alike and changes no bit.
+XLA drops control edges, merges ops that compute the same, computes again what it can fuse into a
+reader, and orders the rest as it likes. Only data holds an op back. So a *gate* stands between the
+kept tensors and the ops that read them in the backward pass: a loop that runs no round and hands
+its inputs on, in their buffers. Whether it would run one depends on an element of each tensor that
+has to be there first; it never does, but XLA cannot know. Any type and any value (NaN, -0.0) pass
+unchanged. A small operand that is not kept (a weight) is held back by a `select` alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph import kernels, tf_private
+from memory_saving_gradients.graph.read import Reading
+from memory_saving_gradients.planning.problem import Schedule
 
 # What XLA computes with, and so what can carry a dependency. The rest are handles.
 _CARRIERS = frozenset(
@@ -21,39 +27,123 @@ _CARRIERS = frozenset(
 )
 
 
-def may_carry(tensor: tf.Tensor) -> bool:
-    """Whether an op can be made to wait by this input of it.
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """A gate at one place of a schedule.
 
-    Integers that ops take for shapes, axes or sizes must be known when XLA compiles; so small ones
-    are left alone.
+    Attributes:
+        after: what has to be there first.
+        tensors: what passes it, as indices into `Problem.tensors`.
     """
-    if tensor.dtype.is_integer:
-        return tensor.dtype in _CARRIERS and (tensor.shape.rank or 0) > 1
-    return tensor.dtype in _CARRIERS and tensor.op.type != "Const"
+
+    after: list[tf.Tensor]
+    tensors: list[int]
 
 
-def never(after: Iterable[tf.Tensor]) -> tf.Tensor | None:
-    """A scalar that is false, and known to be when all of `after` are there.
+def gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
+    """The gates of a schedule, by the place in it that each comes before.
 
-    Args:
-        after: tensors of one graph, the default graph.
-
-    Returns:
-        A bool tensor; None if no tensor of `after` can be waited for.
+    There is one before each stretch of recomputed ops. It waits for what the backward ops since
+    the last gate made and did not use, so for all of them; and all that its stretch, and the
+    backward ops up to the next one, read of the forward pass goes through it.
     """
-    elements = [_element(t) for t in after if t.dtype in _CARRIERS]
-    if not elements:
-        return None
+    problem = reading.problem
+    starts, ran, again_before, in_backward = [], set(), True, False
+    for place, index in enumerate(schedule):
+        again = index in ran or (in_backward and not problem.ops[index].backward)
+        ran.add(index)
+        in_backward = in_backward or again or problem.ops[index].backward
+        if again and not again_before:
+            starts.append(place)
+        again_before = again
+    found = {}
+    for before, start, end in zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False):
+        made: set[int] = set()
+        passes: dict[int, None] = {}
+        for index in schedule[start:end]:
+            op = problem.ops[index]
+            passes.update(
+                (t, None)
+                for t in op.inputs
+                if t not in made
+                and problem.made_by[t] >= 0
+                and not problem.ops[problem.made_by[t]].backward
+            )
+            made.update(op.outputs)
+        ops = [reading.operations[i] for i in schedule[before:start]]
+        ops = [op for op in ops if op.name in reading.new] or ops[-1:]
+        read = {t.name for op in ops for t in op.inputs}
+        after = [t for op in ops for t in op.outputs if t.name not in read and t.consumers()]
+        found[start] = Gate(after, list(passes))
+    return found
+
+
+def never(after: Iterable[tf.Tensor]) -> tf.Tensor:
+    """A scalar of the default graph that is false, and known when all of `after` are there."""
+    elements = [tf.zeros(1)] + [_element(t) for t in after if t.dtype in _CARRIERS]
     bits = tf.bitcast(tf.concat(elements, 0), tf.int32)
     # No square is 2 modulo 4.
     return tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits * bits, 3), 2))
 
 
-def gated(tensor: tf.Tensor, never: tf.Tensor) -> tf.Tensor:
-    """`tensor`, but not before `never` is known."""
-    gate = tf.where(never, tf.zeros((), tensor.dtype), tensor)
-    gate.set_shape(tensor.shape)
-    return gate
+def gate_node(
+    name: str, inputs: Sequence[str], tensors: Sequence[tf.Tensor]
+) -> tf.compat.v1.NodeDef:
+    """The loop that hands on `tensors`, read by the names of `inputs`; the first one is `never`."""
+    node = tf.compat.v1.NodeDef(name=name, op="StatelessWhile", input=inputs)
+    specs = tuple((tuple(t.shape) if t.shape.rank is not None else None, t.dtype) for t in tensors)
+    for role, function in zip(("cond", "body"), _loop(specs), strict=True):
+        function.add_to_graph(tensors[0].graph)
+        node.attr[role].func.name = function.name
+    node.attr["T"].list.type.extend(t.dtype.as_datatype_enum for t in tensors)
+    node.attr["output_shapes"].list.shape.extend(t.shape.as_proto() for t in tensors)
+    node.attr["parallel_iterations"].i = 1
+    return node
+
+
+@functools.cache
+def _loop(specs: tuple[tuple[tuple | None, tf.DType], ...]) -> tuple:
+    """The condition and the body of the loop for tensors of these shapes and types."""
+    signature = [tf.TensorSpec(shape, dtype) for shape, dtype in specs]
+    with tf.init_scope():
+        condition = tf.function(lambda never, *_: never, signature, autograph=False)
+        body = tf.function(
+            lambda *tensors: [tf.zeros_like(t) for t in tensors], signature, autograph=False
+        )
+        return condition.get_concrete_function(), body.get_concrete_function()
+
+
+def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> None:
+    """Makes `op` wait for `after` by its inputs that are neither in `kept` nor compile-time data.
+
+    Args:
+        op: an op of the default graph.
+        after: what to wait for.
+        kept: names of ops whose outputs need no holding back.
+    """
+    held = [
+        (index, tensor)
+        for index, tensor in enumerate(op.inputs)
+        if _source(tensor).name not in kept and _may_be_held(tensor)
+    ]
+    if held:
+        gate = never(after)
+        for index, tensor in held:
+            later = tf.where(gate, tf.zeros((), tensor.dtype), tensor)
+            later.set_shape(tensor.shape)
+            tf_private.update_input(op, index, later)
+
+
+def _may_be_held(tensor: tf.Tensor) -> bool:
+    """Whether XLA need not know `tensor` when it compiles, as it must shapes and axes."""
+    return tensor.dtype in _CARRIERS and not tensor.dtype.is_integer and tensor.op.type != "Const"
+
+
+def _source(tensor: tf.Tensor) -> tf.Operation:
+    """The op that made what `tensor` shows."""
+    while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
+        tensor = tensor.op.inputs[shown]
+    return tensor.op
 
 
 def _element(tensor: tf.Tensor) -> tf.Tensor:

@@ -46,6 +46,12 @@ EXPENSIVE = frozenset(
     Case StatelessCase PartitionedCall""".split()
 )
 
+#: Gradients of convolutions. XLA transposes their operands before it multiplies.
+TRANSPOSES = frozenset(
+    """Conv2DBackpropInput Conv3DBackpropInputV2 Conv2DBackpropFilter Conv3DBackpropFilterV2
+    DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter""".split()
+)
+
 # The sizes that the convolution kernels split their work by, in bytes. They are what Eigen takes
 # the caches to be inside TensorFlow's own wheels, not what the processor reports.
 _L2_BYTES = 256 * 2**10

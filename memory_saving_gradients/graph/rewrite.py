@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import weakref
 from collections.abc import Container, Iterator, Sequence
 
 import tensorflow as tf
 
 from memory_saving_gradients.graph import gate, kernels, tf_private
+from memory_saving_gradients.graph.gate import Gate, gate_node, never
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.planning.problem import Schedule
 
@@ -81,7 +81,11 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
     """
     edits = _Edits(reading)
     merged = _merged(reading)
-    for index in schedule:
+    for_xla = tf_private.in_xla(reading.operations[0].graph)
+    gates = gate.gates(reading, schedule) if for_xla else {}
+    for place, index in enumerate(schedule):
+        if place in gates:
+            edits.add_gate(gates[place])
         edits.add_run(index)
     copies = _make_copies(edits)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
@@ -94,8 +98,8 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
         copy = copies[str(reference.copy)].outputs[reference.index]
         rerouted.setdefault((op.name, index), op.inputs[index].name)
         tf_private.update_input(op, index, copy)
-    if tf_private.in_xla(reading.operations[0].graph):
-        _gate(edits.runs, copies)
+    if for_xla:
+        _hold_back(edits.runs, copies)
     else:
         _enforce(edits.runs, copies, reading.unordered | merged)
 
@@ -135,18 +139,21 @@ class _Edits:
 
     Attributes:
         nodes: the copies to make, by name, each with the op that it copies.
-        outside: the existing tensors that the copies read, by the name they go by in `nodes`.
+        gates: the gates to make, in a graph for XLA.
+        outside: the existing tensors that those read, by the name they go by in them.
         inputs: (op, input, what it shall read), for ops that read a copy from now on.
         runs: the schedule.
     """
 
     def __init__(self, reading: Reading) -> None:
         self.nodes: dict[str, tuple[tf.compat.v1.NodeDef, tf.Operation]] = {}
+        self.gates: list[tf.compat.v1.NodeDef] = []
         self.outside: dict[str, tf.Tensor] = {}
         self.inputs: list[tuple[tf.Operation, int, _Reference]] = []
         self.runs: list[_Run] = []
         self._reading = reading
-        self._newest: dict[int, str] = {}  # tensor of the problem -> the node of its newest copy
+        #: tensor of the problem -> the node and output of its newest copy
+        self._newest: dict[int, tuple[str, int]] = {}
         self._views: dict[tuple[str, str], str] = {}
         self._ran: set[int] = set()
         self._in_backward = False
@@ -162,7 +169,11 @@ class _Edits:
         # A user's op is never moved: one that runs late for the first time is copied, too.
         if again or (self._in_backward and op.name not in reading.new):
             copy = self._copy(op, references)
-            self._newest.update((t, copy) for t in reading.problem.ops[index].outputs)
+            self._newest.update(
+                (reading.tensor_of[t.name], (copy, t.value_index))
+                for t in op.outputs
+                if t.name in reading.tensor_of
+            )
         else:
             self.inputs.extend((op, i, r) for i, r in enumerate(references) if r.copy)
         self.runs.append(_Run(op, copy, self._in_backward))
@@ -173,8 +184,9 @@ class _Edits:
         while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
             views.append(tensor)
             tensor = tensor.op.inputs[shown]
-        copy = self._newest.get(self._reading.tensor_of.get(tensor.name, -1))
-        reference = _Reference(tensor.op, tensor.value_index, copy)
+        number = self._reading.tensor_of.get(tensor.name, -1)
+        copy, output = self._newest.get(number, (None, tensor.value_index))
+        reference = _Reference(tensor.op, output, copy)
         for view in reversed(views if copy else []):
             key = view.op.name, reference.name
             if key not in self._views:
@@ -192,16 +204,42 @@ class _Edits:
             node.name = op.graph.unique_name(op.name + COPY)
         node.attr.pop("_class", None)
         node.attr["_gradient_op_type"].s = NOT_DIFFERENTIABLE.encode()
-        del node.input[:]
-        for reference in references:
-            if reference.copy:
-                node.input.append(reference.name)
-            else:
-                outside = f"outside/{reference.name}"
-                self.outside[outside] = reference.op.outputs[reference.index]
-                node.input.append(outside)
+        node.input[:] = [self._input(reference) for reference in references]
         self.nodes[node.name] = node, op
         return node.name
+
+    def add_gate(self, gate: Gate) -> None:
+        """Has what comes next read the newest copies of some tensors through a gate."""
+        graph = self._reading.operations[0].graph
+        tensors = [
+            graph.get_tensor_by_name(self._reading.problem.tensors[t].name) for t in gate.tensors
+        ]
+        with _apart(graph, "gate"):
+            tensors.insert(0, never(gate.after))
+        references = [self._newest_of(tensor) for tensor in tensors]
+        with graph.name_scope(None):
+            name = graph.unique_name("gate/loop")
+        self.gates.append(gate_node(name, [self._input(r) for r in references], tensors))
+        self._newest.update((t, (name, i)) for i, t in enumerate(gate.tensors, 1))
+
+    def _input(self, reference: _Reference) -> str:
+        """By what name a node reads it."""
+        if reference.copy:
+            return reference.name
+        self.outside[f"outside/{reference.name}"] = reference.op.outputs[reference.index]
+        return f"outside/{reference.name}"
+
+
+@contextlib.contextmanager
+def _apart(graph: tf.Graph, scope: str | None = None) -> Iterator[None]:
+    """Within it, new ops of `graph` are out of the user's scopes and wait for nothing."""
+    with (
+        graph.as_default(),
+        graph.name_scope(scope),
+        graph.device(None),
+        graph.control_dependencies(None),
+    ):
+        yield
 
 
 def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
@@ -209,21 +247,17 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
     if not edits.nodes:
         return {}
     graph = edits.runs[0].op.graph
-    nodes = [node for node, _ in edits.nodes.values()]
+    nodes = [*(node for node, _ in edits.nodes.values()), *edits.gates]
+    names = [node.name for node in nodes]
     graph_def = tf.compat.v1.GraphDef(node=nodes, versions=graph.graph_def_versions)
-    with (
-        graph.as_default(),
-        graph.name_scope(None),
-        graph.device(None),
-        graph.control_dependencies(None),
-    ):
+    with _apart(graph):
         made = tf.graph_util.import_graph_def(
             graph_def,
             input_map=edits.outside,
-            return_elements=list(edits.nodes),
+            return_elements=names,
             name="",
         )
-    copies = dict(zip(edits.nodes, made, strict=True))
+    copies = dict(zip(names, made, strict=True))
     for name, (_, op) in edits.nodes.items():
         tf_private.add_control_inputs(copies[name], op.control_inputs)
         if groups := tf_private.colocation(op):
@@ -294,59 +328,22 @@ def _enforce(
         latest[op.device] = previous = op
 
 
-def _gate(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
-    """Makes recomputed ops wait for the backward ops before them, in a graph for XLA.
+def _hold_back(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
+    """Holds back what does not read through a gate, in a graph for XLA.
 
-    A stretch of copies waits for what the runs since the last stretch made and did not use: when
-    that is there, all of them have run. Of a copy that reads no other of its stretch, the smallest
-    input is gated.
+    A copy that reads weights alone waits for the run before it. And of a convolution's gradient,
+    the operands that are no gradients wait for that which is: XLA transposes them, and would do so
+    in the forward pass and keep both.
     """
     graph = runs[0].op.graph
-    waiting_for: dict[str, tf.Tensor] = {}
-    stretch: list[tf.Operation] = []
-    stretches: list[tuple[list[tf.Tensor], list[tf.Operation]]] = []
-    for run in runs:
-        op = copies[run.copy] if run.copy else run.op
-        if run.copy and not stretch:
-            stretch = []
-            stretches.append((list(waiting_for.values()), stretch))
-        if run.copy:
-            stretch.append(op)
-            continue
-        if stretch or not run.in_backward:
-            waiting_for, stretch = {}, []
-        for tensor in op.inputs:
-            waiting_for.pop(tensor.name, None)
-        waiting_for.update((t.name, t) for t in op.outputs if t.consumers())
-    with (
-        graph.as_default(),
-        graph.name_scope("gate"),
-        graph.device(None),
-        graph.control_dependencies(None),
-    ):
-        for after, stretch in stretches:
-            never = gate.never(after)
-            if never is not None:
-                _gate_stretch(stretch, never)
-
-
-def _gate_stretch(stretch: Sequence[tf.Operation], never: tf.Tensor) -> None:
-    inside = set(stretch)
-    gated: dict[str, tf.Tensor] = {}
-    for op in stretch:
-        if any(_source(tensor) in inside for tensor in op.inputs):
-            continue
-        may = [i for i, tensor in enumerate(op.inputs) if gate.may_carry(tensor)]
-        if may:
-            index = min(may, key=lambda i: op.inputs[i].shape.num_elements() or sys.maxsize)
-            tensor = op.inputs[index]
-            if tensor.name not in gated:
-                gated[tensor.name] = gate.gated(tensor, never)
-            tf_private.update_input(op, index, gated[tensor.name])
-
-
-def _source(tensor: tf.Tensor) -> tf.Operation:
-    """The op that made what `tensor` shows."""
-    while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
-        tensor = tensor.op.inputs[shown]
-    return tensor.op
+    backward = {run.op.name for run in runs if run.in_backward and not run.copy}
+    gated = {*backward, *(op.name for op in copies.values())}
+    previous: Sequence[tf.Tensor] = ()
+    with _apart(graph, "gate"):
+        for run in runs:
+            op = copies[run.copy] if run.copy else run.op
+            if run.copy and not any(t.op.name in gated for t in op.inputs):
+                gate.hold_back(op, previous, gated)
+            elif not run.copy and op.type in kernels.TRANSPOSES:
+                gate.hold_back(op, [t for t in op.inputs if t.op.name in backward], gated)
+            previous = op.outputs
