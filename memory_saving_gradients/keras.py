@@ -80,7 +80,9 @@ def get_plans(model: Any) -> list[Plan]:
         ValueError: it was not.
     """
     if model not in _plans:
-        raise ValueError(f'model "{model.name}" was not given to memory_saving_gradients.keras')
+        raise ValueError(
+            f'model "{model.name}" was not given to memory_saving_gradients.keras.save_memory'
+        )
     return list(_plans[model])
 
 
@@ -135,10 +137,13 @@ class MemoryReport(keras.callbacks.Callback):
         self.measured_bytes: int | None = None
         self._batches = 0
         self._meter: StepPeak | None = None
+        self._writer = tf.summary.create_noop_writer()
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         get_plans(self.model)  # raises if there will be none
         self._batches = 0
+        if self.log_dir is not None:
+            self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         if self._batches == 1 and StepPeak.available():
@@ -155,10 +160,8 @@ class MemoryReport(keras.callbacks.Callback):
 
     def _report(self, text: str) -> None:
         print(f"memory_saving_gradients: {text or 'nothing was planned; see the warning above'}")
-        if self.log_dir is None:
-            return
         plans = get_plans(self.model)
-        with tf.summary.create_file_writer(os.fspath(self.log_dir)).as_default(step=self._batches):
+        with self._writer.as_default(step=self._batches):
             tf.summary.text("memory_saving_gradients", text.replace("\n", "  \n"))
             if plans:
                 tf.summary.scalar("memory/baseline_mb", plans[-1].baseline_peak_bytes / 1e6)

@@ -279,10 +279,21 @@ def _merged(reading: Reading) -> set[str]:
     for op in reading.operations:
         if op.type in _ASSOCIATIVE:
             readers = _readers(op, reading)
+            alike = {_computation(reader) for reader in readers}
             kinds = {_ASSOCIATIVE.get(reader.type) for reader in readers}
-            if len(readers) <= 1 and kinds <= {_ASSOCIATIVE[op.type]}:
+            if len(alike) <= 1 and kinds <= {_ASSOCIATIVE[op.type]}:
                 found |= {op.name, *(reader.name for reader in readers)}
+            if len(alike) < len(readers):  # equal ones become one, and their sum a product
+                found.update(reader.name for reader in readers)
+                found.update(sum_.name for reader in readers for sum_ in _readers(reader, reading))
     return found
+
+
+def _computation(op: tf.Operation) -> tuple:
+    """Equal for two sums or products of the same."""
+    if op.type not in _ASSOCIATIVE:
+        return (op.name,)
+    return op.type, *sorted(t.name for t in op.inputs)
 
 
 def _readers(op: tf.Operation, reading: Reading) -> list[tf.Operation]:
