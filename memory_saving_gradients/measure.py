@@ -7,9 +7,12 @@ import ctypes
 import dataclasses
 import multiprocessing
 import os
+import re
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -120,14 +123,40 @@ def function_peak(make_step: Callable[..., Callable[[], Any]], *args: Any) -> in
     Raises:
         RuntimeError: the process died, or its memory cannot be read (it needs Linux).
     """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
     # Freed blocks go back to the system at once, so that resident memory is memory in use.
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    return _in_fresh_process(settings, _resident_peak, make_step, args)
+
+
+def compiled_peak(make_step: Callable[..., Callable[[], Any]], *args: Any) -> int:
+    """The bytes that XLA allocates for a compiled step, from its own report, in a fresh process.
+
+    Args:
+        make_step: called with `args` in the fresh process; returns the step, a function without
+            arguments that calls a `tf.function` with `jit_compile=True`. It must be importable.
+        *args: its arguments; they must be picklable.
+
+    Returns:
+        Bytes of the largest compiled program; parameters (inputs and variables) are not counted.
+
+    Raises:
+        RuntimeError: the process died, or nothing was compiled.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} --xla_dump_hlo_as_text"
+        return _in_fresh_process({"XLA_FLAGS": flags}, _assigned_bytes, make_step, (folder, *args))
+
+
+def _in_fresh_process(
+    settings: dict[str, str], measure: Callable[..., int], make_step: Callable, args: Sequence
+) -> int:
+    """What `measure(make_step, *args)` returns in a process with these environment variables."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
-        process = context.Process(target=_measure_step, args=(theirs, make_step, args))
+        process = context.Process(target=_send, args=(theirs, measure, make_step, args))
         process.start()
     finally:
         for name, value in before.items():
@@ -146,17 +175,36 @@ def function_peak(make_step: Callable[..., Callable[[], Any]], *args: Any) -> in
     return outcome
 
 
-def _measure_step(connection: Any, make_step: Callable, args: Sequence) -> None:
+def _send(
+    connection: Any, measure: Callable[..., int], make_step: Callable, args: Sequence
+) -> None:
     try:
-        step = make_step(*args)
-        for _ in range(2):
-            step()
-        peak = StepPeak()
-        step()
-        connection.send(peak.bytes())
+        connection.send(measure(make_step, *args))
     except Exception as error:
         connection.send(f"{type(error).__name__}: {error}")
         raise
+
+
+def _resident_peak(make_step: Callable, *args: Any) -> int:
+    step = make_step(*args)
+    for _ in range(2):
+        step()
+    peak = StepPeak()
+    step()
+    return peak.bytes()
+
+
+def _assigned_bytes(make_step: Callable, folder: str, *args: Any) -> int:
+    make_step(*args)()
+    programs = [
+        sum(
+            int(size)
+            for size, use in re.findall(r"^allocation \d+: size (\d+), (\w+)", text, re.MULTILINE)
+            if use != "parameter"
+        )
+        for text in (path.read_text() for path in Path(folder).glob("*buffer-assignment.txt"))
+    ]
+    return max(programs)
 
 
 class StepPeak:
