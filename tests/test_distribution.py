@@ -1,0 +1,64 @@
+"""Several devices and several workers, in processes of their own."""
+
+import multiprocessing
+import socket
+
+import numpy as np
+import pytest
+
+from tests import distributed
+
+TIMEOUT = 240  # seconds; a worker that waits for a dead one would wait for ever
+
+
+def run(*jobs):
+    """The results of (function, *arguments), each in a fresh process, all at once."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(len(jobs)) as pool:
+        pending = [pool.apply_async(function, arguments) for function, *arguments in jobs]
+        return [result.get(TIMEOUT) for result in pending]
+
+
+def assert_equal(ours, plain):
+    assert ours[0] == plain[0]
+    for a, b in zip(ours[1], plain[1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_model_split_over_devices_keeps_them():  # gradient-checkpointing#38
+    ((plain, _, _),) = run((distributed.split_by_device, False))
+    ((ours, devices, plans),) = run((distributed.split_by_device, True))
+    assert plans == 1
+    assert [device[-5:] for device in devices] == ["CPU:0", "CPU:1"]
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("function", [distributed.mirrored, distributed.mirrored_fit])
+def test_mirrored_replicas_each_save(function):
+    (plain,), (ours,) = run((function, False)), run((function, True))
+    assert_equal(ours, plain)
+    assert len(ours[2]) % 2 == 0
+    assert len(ours[2]) >= 2
+
+
+def cluster():
+    """Two free ports of the loopback address."""
+    sockets = [socket.socket() for _ in range(2)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return addresses
+
+
+@pytest.mark.parametrize("function", [distributed.multi_worker, distributed.multi_worker_fit])
+def test_two_workers_each_save(function):
+    outcomes = {}
+    for saving in (False, True):
+        workers = cluster()
+        outcomes[saving] = run(*((function, saving, workers, index) for index in range(2)))
+    for ours, plain in zip(outcomes[True], outcomes[False], strict=True):
+        assert_equal(ours, plain)
+        assert ours[2]
