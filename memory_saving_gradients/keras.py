@@ -86,7 +86,7 @@ def get_plans(model: Any) -> list[Plan]:
     return list(_plans[model])
 
 
-def _model_classes() -> tuple[type, ...]:
+def _model_classes() -> Any:
     """`keras.Model`, and that of Keras 2 if it is loaded."""
     keras_2 = sys.modules.get("tf_keras")
     return (keras.Model,) if keras_2 is None else (keras.Model, keras_2.Model)

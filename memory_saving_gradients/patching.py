@@ -97,7 +97,8 @@ def _active() -> patch | None:
         thread = threading.current_thread()
         covering = [p for p in _patches if p._covers(thread)]
     blocks = [p for p in covering if p._others is not None]
-    return (blocks or covering or [None])[-1]
+    counts = blocks or covering
+    return counts[-1] if counts else None
 
 
 def _install() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import logging
@@ -136,13 +137,37 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
         _check_same(wish.plan.problem, problem)
         return wish.plan.schedule, list(wish.plan.checkpoints)
     kept = [t for t in wish.kept or () if t.name in reading.tensor_of]
-    tensors = {reading.tensor_of[t.name] for t in kept}
-    names = [t.name for t in kept]
-    if budget is not None:
-        return within(_allowed(problem, wish, tensors), budget, wish.most_runs), names
-    if wish.kept is not None:
-        return keep_given(problem, tensors), names
-    return STRATEGIES[wish.strategy](problem), names
+    tensors = None if wish.kept is None else frozenset(reading.tensor_of[t.name] for t in kept)
+    question = _Question(problem.structure, wish.strategy, tensors, budget, wish.most_runs, problem)
+    return _answer(question), [t.name for t in kept]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """What a planner is asked; equal for two problems that differ in names alone."""
+
+    structure: str
+    strategy: str
+    kept: frozenset[int] | None
+    budget: int | None
+    most_runs: int
+    problem: Problem = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=4)
+def _answer(question: _Question) -> Schedule:
+    """The schedule; replicas of a model, and a graph that is traced again, get the same one."""
+    problem, kept = question.problem, question.kept
+    if question.budget is not None:
+        allowed = (
+            without_expensive(problem)
+            if question.strategy == "speed"
+            else pinning(problem, set(kept or ()))
+        )
+        return within(allowed, question.budget, question.most_runs)
+    if kept is not None:
+        return keep_given(problem, set(kept))
+    return STRATEGIES[question.strategy](problem)
 
 
 def _lowest(reading: Reading, wish: Wish, schedule: Schedule) -> Schedule:
@@ -170,13 +195,6 @@ def _check_same(planned: Problem, read: Problem) -> None:
     raise ValueError(
         f"the plan was made for another graph: {where}. Plan anew, with checkpoints or a budget."
     )
-
-
-def _allowed(problem: Problem, wish: Wish, kept: set[int]) -> Problem:
-    """The problem in which only that may run twice which the wish allows."""
-    if wish.strategy == "speed":
-        return without_expensive(problem)
-    return pinning(problem, kept)
 
 
 def callers_level() -> int:

@@ -14,9 +14,6 @@ from memory_saving_gradients.options import Options
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.saving import callers_level, differentiate
 
-# Taken before anyone can replace it by ours.
-_TfGradientTape = tf.GradientTape
-
 _EAGER = (
     "memory_saving_gradients: this step runs eagerly, so there is no graph to rewrite: gradients "
     "are right, memory is not saved. Wrap the step in a tf.function (in Keras: leave out "
@@ -24,7 +21,7 @@ _EAGER = (
 )
 
 
-class GradientTape(_TfGradientTape):
+class GradientTape(tf.GradientTape):
     """A `tf.GradientTape` whose `gradient()` saves memory inside a `tf.function`.
 
     TensorFlow's own tape differentiates; then the ops that it made are rewritten to read
@@ -89,17 +86,16 @@ class GradientTape(_TfGradientTape):
             ValueError: a checkpoint is not in the forward graph.
         """
         options = self._options
+        plain = super().gradient
         if options is not None and tf.executing_eagerly():
             _warn_of_eager_mode()
             options = None
         if options is None:
-            return super().gradient(target, sources, output_gradients, unconnected_gradients)
+            return plain(target, sources, output_gradients, unconnected_gradients)
         if output_gradients is not None:
             output_gradients = tf.nest.map_structure(_seed, output_gradients)
         grads, plan = differentiate(
-            lambda: _TfGradientTape.gradient(
-                self, target, sources, output_gradients, unconnected_gradients
-            ),
+            lambda: plain(target, sources, output_gradients, unconnected_gradients),
             target,
             tf.compat.v1.get_default_graph(),
             options,

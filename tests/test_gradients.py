@@ -10,6 +10,7 @@ import tensorflow as tf
 import memory_saving_gradients as msg
 from memory_saving_gradients import get_plans, gradients
 from memory_saving_gradients.graph.rewrite import COPY
+from memory_saving_gradients.planning.strategies import STRATEGIES
 
 v1 = tf.compat.v1
 EAGER = tf.constant([1.0, 2.0])
@@ -399,3 +400,19 @@ def test_eager_xs_are_refused(graph):
 def test_errors_of_tf_gradients_are_kept(x):
     with pytest.raises(ValueError, match="grad_ys"):
         gradients(deep(x), x, grad_ys=[x, x], checkpoints="memory")
+
+
+def test_replicas_are_planned_once(graph, monkeypatch):
+    asked = []
+    memory = STRATEGIES["memory"]
+    monkeypatch.setitem(STRATEGIES, "memory", lambda problem: asked.append(1) or memory(problem))
+    for replica in range(3):
+        with tf.name_scope(f"replica_{replica}"):
+            x = tf.zeros((96, 33)) + 1.0
+            gradients(deep(x), x, checkpoints="memory")
+    first, *others = get_plans()
+    assert len(asked) == 1
+    assert len(others) == 2
+    for other in others:
+        assert other.schedule == first.schedule
+        assert other.recomputed != first.recomputed

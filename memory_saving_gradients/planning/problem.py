@@ -100,6 +100,15 @@ class Problem:
         return hashlib.sha256(repr((facts, buffers, sorted(self.results))).encode()).hexdigest()
 
     @functools.cached_property
+    def structure(self) -> str:
+        """Equal for two problems that differ in names alone."""
+        ops = [dataclasses.astuple(op)[1:] for op in self.ops]
+        sizes = [tensor.bytes for tensor in self.tensors]
+        return hashlib.sha256(
+            repr((ops, sizes, sorted(self.results), self.as_executed)).encode()
+        ).hexdigest()
+
+    @functools.cached_property
     def forward_count(self) -> int:
         """How many ops belong to the forward pass; they are the first ones."""
         return sum(not op.backward for op in self.ops)
