@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import Checkpoints
+from memory_saving_gradients.graph.inline import inlined_calls
 from memory_saving_gradients.options import Options
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.saving import callers_level, differentiate
@@ -27,7 +28,8 @@ class GradientTape(tf.GradientTape):
     TensorFlow's own tape differentiates; then the ops that it made are rewritten to read
     recomputed activations. So the values are the tape's, bit for bit where the kernels are
     deterministic, and all of the tape's behaviour holds. `jacobian` and `batch_jacobian` are those
-    of the plain tape. In eager mode gradients are plain, and a warning says so once.
+    of the plain tape. In eager mode gradients are plain, and a warning says so once. A
+    `tf.function` that is called under the tape becomes part of the graph, so it is planned, too.
 
     Args:
         persistent: as in `tf.GradientTape`.
@@ -61,6 +63,19 @@ class GradientTape(tf.GradientTape):
     ) -> None:
         super().__init__(persistent, watch_accessed_variables)
         self._options: Options | None = Options(checkpoints, memory_budget)
+        self._inlined = contextlib.ExitStack()
+
+    @tf.autograph.experimental.do_not_convert
+    def __enter__(self) -> GradientTape:
+        if self._options is not None and not tf.executing_eagerly():
+            self._inlined.enter_context(inlined_calls())
+        super().__enter__()
+        return self
+
+    @tf.autograph.experimental.do_not_convert
+    def __exit__(self, *exception: Any) -> None:
+        self._inlined.close()
+        super().__exit__(*exception)
 
     @tf.autograph.experimental.do_not_convert
     def gradient(

@@ -104,8 +104,6 @@ def example(model: keras.Model, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """A batch of random inputs and labels."""
     rng = np.random.default_rng(0)
     shape = (batch, *model.input.shape[1:])
-    if model.input.dtype == "int32":
-        x = rng.integers(0, 512, shape)
-    else:
-        x = rng.standard_normal(shape, dtype=np.float32)
+    images = model.input.dtype != "int32"
+    x = rng.standard_normal(shape).astype("float32") if images else rng.integers(0, 512, shape)
     return x, rng.integers(0, 10, (batch, *model.output.shape[1:-1]))

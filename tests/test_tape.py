@@ -118,14 +118,43 @@ def batch_jacobian(make_tape, weights, x):
     return tape.batch_jacobian(y, x)
 
 
-def inside_a_function_without_a_graph_of_its_own(make_tape, weights, x):
+def nested_functions(make_tape, weights, x):
     @tf.function
-    def layers(h):
-        return network(h, weights[:6])
+    def layers(h, weights):
+        for w in weights:  # AutoGraph must leave this loop alone, and convert the branch
+            h = tf.tanh(h @ w)
+        if tf.reduce_sum(h) > 1e9:
+            h = h + 1.0
+        return h
+
+    @tf.function(autograph=False)
+    def both(h):
+        return layers(layers(h, weights[:6]), weights[6:])
 
     with make_tape() as tape:
-        loss = tf.reduce_sum(network(layers(x), weights[6:]))
+        loss = tf.reduce_sum(both(x))
     return tape.gradient(loss, weights)
+
+
+def calls_with_effects_in_the_backward_pass(make_tape, weights, x):
+    """Each keeps its place, though the gradients of wide layers would better come late."""
+    noted = weights[-1]
+    noted.assign(tf.zeros_like(noted))
+
+    @tf.custom_gradient
+    def note(h, w):
+        def backward(g):
+            noted.assign(0.5 * noted + tf.reduce_sum(g))
+            return g @ tf.transpose(w), tf.transpose(h) @ g
+
+        return h @ w, backward
+
+    with make_tape() as tape:
+        h = x
+        for w in weights[:-1]:
+            h = tf.tanh(note(h, tf.identity(w)))
+        loss = tf.reduce_sum(h)
+    return tape.gradient(loss, weights[:-1]), noted.read_value()
 
 
 def custom_gradient(make_tape, weights, x):
@@ -184,7 +213,8 @@ USES = {
         (reset, True),
         (jacobian, False),
         (batch_jacobian, False),
-        (inside_a_function_without_a_graph_of_its_own, True),
+        (nested_functions, True),
+        (calls_with_effects_in_the_backward_pass, True),
         (custom_gradient, True),
         (recompute_grad, True),
         (a_loop, True),
@@ -287,3 +317,29 @@ def test_autograph_leaves_it_alone(weights):
         return tape.gradient(loss, weights)
 
     assert len(step(tf.constant(X))) == LAYERS
+
+
+def test_nested_functions_are_planned(weights):
+    _, (nested,) = traced(nested_functions, msg.GradientTape, weights)
+    _, (flat,) = traced(as_written, msg.GradientTape, weights)
+    assert nested.peak_bytes < 1.2 * flat.peak_bytes
+    assert any("both/layers/" in name for name in nested.recomputed)
+
+
+def test_nested_functions_are_called_as_ever_outside_of_the_tape(weights):
+    call = type(tf.function(len)).__call__
+    traced(nested_functions, msg.GradientTape, weights)
+    assert type(tf.function(len)).__call__ is call
+    compiled = tf.function(lambda h: tf.tanh(h), jit_compile=True)
+
+    @tf.function
+    def step(x):
+        with msg.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(network(compiled(x), weights))
+        return tape.gradient(loss, x)
+
+    ops = step.get_concrete_function(tf.constant(X)).graph.get_operations()
+    assert [op.type for op in ops].count("StatefulPartitionedCall") + [op.type for op in ops].count(
+        "PartitionedCall"
+    ) >= 2  # forward and backward of `compiled`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import networkx as nx
@@ -24,6 +25,24 @@ def dependencies(results: Iterable[tf.Tensor]) -> nx.DiGraph:
         waiting.extend(other for other in before if other not in graph)
         graph.add_edges_from((other, op) for other in before)
     return graph
+
+
+def add_order_of_effects(
+    graph: nx.DiGraph, created: dict[tf.Operation, int], first_new: int
+) -> None:
+    """Has ops with effects wait for those that differentiation made before them.
+
+    When a `tf.function` is built, TensorFlow orders them so; any other order would close a cycle.
+
+    Args:
+        graph: who waits for whom; edges are added.
+        created: the place of each op in the graph.
+        first_new: how many ops the graph had before it was differentiated.
+    """
+    new = [op for op in graph if created[op] >= first_new and op.type != "ReadVariableOp"]
+    effects = sorted((op for op in new if op.op_def.is_stateful), key=created.__getitem__)
+    if effects and hasattr(effects[0].graph, "outer_graph"):
+        graph.add_edges_from(itertools.pairwise(effects))
 
 
 def planned(

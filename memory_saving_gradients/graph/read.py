@@ -66,6 +66,7 @@ def read(
     """
     created = {op: i for i, op in enumerate(results[0].graph.get_operations())}
     graph = order.dependencies(results)
+    order.add_order_of_effects(graph, created, first_new)
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(operations, created, first_new)
     shapes = Shapes(operations)

@@ -8,14 +8,16 @@ touches an attribute that starts with an underscore.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import backprop
+from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import test_util
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import item as grappler_item
@@ -45,6 +47,35 @@ def in_xla(graph: tf.Graph) -> bool:
     `control_flow_util.GraphOrParentsInXlaContext`: 2.0 on.
     """
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+#: The class of what `tf.function` makes: 2.0 on.
+FUNCTION: Any = type(tf.function(lambda: None))
+
+
+def is_compiled_apart(function: Any) -> bool:
+    """Whether a `tf.function` called now becomes an XLA program of its own.
+
+    `Function._jit_compile`: 2.5 on.
+    """
+    in_graph = tf.compat.v1.get_default_graph()
+    return bool(function._jit_compile) and not in_xla(in_graph)
+
+
+def body(function: Any) -> Callable[..., Any]:
+    """The Python function that a `tf.function` traces, converted if it would be.
+
+    `Function._autograph` and `ag_ctx.ControlStatusCtx`: 2.0 on.
+    `autograph_util.py_func_from_autograph`: 2.12 on.
+    """
+    if not function._autograph:
+        return tf.autograph.experimental.do_not_convert(function.python_function)
+
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED):
+            return autograph_util.py_func_from_autograph(function.python_function)(*args, **kwargs)
+
+    return converted
 
 
 def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:

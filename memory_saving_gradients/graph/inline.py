@@ -1,0 +1,70 @@
+"""`tf.function`s that a step calls become part of its graph, so that they can be planned."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from memory_saving_gradients.graph import tf_private
+
+_lock = threading.Lock()
+_within = threading.local()  # `depth`: how many `inlined_calls` this thread is in
+_users = 0  # threads and depths, all together
+_found: Callable | None = None  # what calls a `tf.function` when nobody is within
+
+
+@contextlib.contextmanager
+def inlined_calls() -> Iterator[None]:
+    """Within it, a `tf.function` that this thread calls in a graph runs its Python body there.
+
+    A call would be one op, whose gradient keeps all of its activations. Functions that are compiled
+    by themselves (`jit_compile=True`) and saved ones are called as ever.
+    """
+    _enter()
+    _within.depth = getattr(_within, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _within.depth -= 1
+        _leave()
+
+
+def _enter() -> None:
+    global _users, _found
+    with _lock:
+        if not _users:
+            _found = tf_private.FUNCTION.__call__
+            tf_private.FUNCTION.__call__ = _calling(_found)
+        _users += 1
+
+
+def _leave() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if not _users:
+            tf_private.FUNCTION.__call__ = _found
+
+
+def _calling(found: Callable) -> Callable:
+    @functools.wraps(found)
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        inside = getattr(_within, "depth", 0) and not tf.executing_eagerly()
+        if not inside or tf_private.is_compiled_apart(function):
+            return found(function, *args, **kwargs)
+        args, kwargs = tf.nest.map_structure(_tensor, (args, kwargs))
+        with tf.name_scope(function.python_function.__name__):
+            return tf_private.body(function)(*args, **kwargs)
+
+    return call
+
+
+def _tensor(value: Any) -> Any:
+    """`tf.function` makes tensors of arrays."""
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
