@@ -1,7 +1,12 @@
 """Several devices and several workers, in processes of their own."""
 
+import json
 import multiprocessing
+import os
+import re
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -62,3 +67,21 @@ def test_two_workers_each_save(function):
     for ours, plain in zip(outcomes[True], outcomes[False], strict=True):
         assert_equal(ours, plain)
         assert ours[2]
+
+
+def test_the_example_for_several_machines_runs():
+    workers = cluster()
+    processes = []
+    for index in range(2):
+        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        settings = {"TF_CONFIG": json.dumps(task), "no_proxy": "127.0.0.1"}
+        command = [sys.executable, "-m", "scripts.several_machines", "--steps=4", "--batch=64"]
+        processes.append(
+            subprocess.Popen(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True)
+        )
+    printed = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
+    for text in printed:
+        assert "memory: predicted peak" in text
+    losses = [re.findall(r"loss ([\d.]+)", text) for text in printed]
+    assert losses[0] == losses[1]
+    assert float(losses[0][-1]) < float(losses[0][0])
