@@ -13,9 +13,27 @@ from memory_saving_gradients import get_plans
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-NEW_CODE, OLD_CODE, CHECKPOINTS, BUDGET, PLAN = re.findall(
+KERAS, TAPE, PATCH, NEW_CODE, OLD_CODE, CHECKPOINTS, BUDGET, PLAN = re.findall(
     r"```python\n(.*?)```", README, re.DOTALL
 )
+
+
+def test_keras_saves_and_reports_and_so_does_the_patch(capsys):
+    names = {}
+    exec(KERAS, names)
+    printed = capsys.readouterr().out
+    assert "predicted peak" in printed
+    assert "measured peak" in printed
+    exec(PATCH, names)
+    assert names["patched"].plans
+    assert "predicted peak" in capsys.readouterr().out
+
+
+def test_the_tape_saves(tmp_path):
+    script = tmp_path / "tape.py"
+    script.write_text(TAPE)
+    step = runpy.run_path(str(script))["step"]
+    assert get_plans(step.get_concrete_function(tf.zeros((2048, 256))).graph)
 
 
 def test_new_code_prints_a_plan_that_saves(capsys, tmp_path):
