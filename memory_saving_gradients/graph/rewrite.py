@@ -7,10 +7,11 @@ every op of the schedule waits for the one before it on its device, by a control
 step then follows the schedule, whatever the executor and its threads would do, and reaches the
 peak that was simulated.
 
-Two kinds of op stay out of that order. Ops that are not in the problem (shapes, views, small
+Three kinds of op stay out of that order. Ops that are not in the problem (shapes, views, small
 tensors) wait for their data alone. And `BiasAddGrad` waits for nothing but its gradient, while
 the op after the last reader of that gradient waits for it: oneDNN merges it with such a reader
-into one op, and any other edge could close a cycle through the merged op.
+into one op, and any other edge could close a cycle through the merged op. And what Grappler
+rewrites unless it has control edges is left without them, so that it rounds as in the plain step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Container, Iterator, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import gate, kernels, tf_private
+from memory_saving_gradients.graph import gate, grappler, kernels, tf_private
 from memory_saving_gradients.graph.gate import Gate, gate_node, never
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.planning.problem import Schedule
@@ -50,12 +51,6 @@ class _Run:
     in_backward: bool
 
 
-#: Sums, and products. Grappler merges one that has a single reader of its kind with that.
-_ASSOCIATIVE = {
-    **dict.fromkeys(["Add", "AddV2", "AddN", "Sub"], "sum"),
-    **dict.fromkeys(["Mul", "Div", "RealDiv"], "product"),
-}
-
 #: What the names of copies end in, before a number.
 COPY = "/recomputed"
 
@@ -80,7 +75,7 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
         schedule: what to run, in which order.
     """
     edits = _Edits(reading)
-    merged = _merged(reading)
+    as_plain = grappler.left_alone(reading)
     for_xla = tf_private.in_xla(reading.operations[0].graph)
     gates = gate.gates(reading, schedule) if for_xla else {}
     for place, index in enumerate(schedule):
@@ -91,7 +86,7 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for name, (_, op) in edits.nodes.items():
         # With fewer readers than in the plain step, it would be merged where it was not.
-        if op.type in _ASSOCIATIVE and op.name not in merged:
+        if op.type in grappler.ASSOCIATIVE and op.name not in as_plain:
             tf_private.set_unmerged(op)
             tf_private.set_unmerged(copies[name])
     for op, index, reference in edits.inputs:
@@ -101,7 +96,7 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
     if for_xla:
         _hold_back(edits.runs, copies)
     else:
-        _enforce(edits.runs, copies, reading.unordered | merged)
+        _enforce(edits.runs, copies, reading.unordered, as_plain)
 
 
 #: By graph: (op, input) -> the tensor that it read before it was made to read a copy. Names, as
@@ -268,55 +263,19 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
     return copies
 
 
-def _merged(reading: Reading) -> set[str]:
-    """The ops that Grappler may merge with one another in the plain step, by name.
-
-    It makes one sum of sums of which each has a single reader, and one product of such products,
-    unless they wait, or are waited for, by a control edge. What nothing reads yet (a gradient that
-    an optimizer will read) may be merged with what comes.
-    """
-    found = set()
-    for op in reading.operations:
-        if op.type in _ASSOCIATIVE:
-            readers = _readers(op, reading)
-            alike = {_computation(reader) for reader in readers}
-            kinds = {_ASSOCIATIVE.get(reader.type) for reader in readers}
-            if len(alike) <= 1 and kinds <= {_ASSOCIATIVE[op.type]}:
-                found |= {op.name, *(reader.name for reader in readers)}
-            if len(alike) < len(readers):  # equal ones become one, and their sum a product
-                found.update(reader.name for reader in readers)
-                found.update(sum_.name for reader in readers for sum_ in _readers(reader, reading))
-    return found
-
-
-def _computation(op: tf.Operation) -> tuple:
-    """Equal for two sums or products of the same."""
-    if op.type not in _ASSOCIATIVE:
-        return (op.name,)
-    return op.type, *sorted(t.name for t in op.inputs)
-
-
-def _readers(op: tf.Operation, reading: Reading) -> list[tf.Operation]:
-    """The ops that read `op` once Grappler has folded known shapes and dropped unused ops."""
-    known = op.outputs[0].shape.is_fully_defined()
-    return [
-        reader
-        for reader in op.outputs[0].consumers()
-        if reader.name not in reading.unused and not (known and reader.type in kernels.SHAPE_ONLY)
-    ]
-
-
 def _enforce(
     runs: Sequence[_Run],
     copies: dict[str, tf.Operation],
     unordered: Container[str],
+    as_plain: Container[str],
 ) -> None:
     """Makes the runs of the backward pass wait for one another, in their order.
 
     Runs on one device form a chain. The first of several recomputed ops waits for the run before
-    it on any device.
+    it on any device. Ops `as_plain` wait for their data alone; where that is kept, it is held back.
     """
     ops = [copies[run.copy] if run.copy else run.op for run in runs]
+    late = {*copies.values(), *(op for run, op in zip(runs, ops, strict=True) if run.in_backward)}
     last_reader: dict[int, int] = {}
     for i, op in enumerate(ops):
         if op.type != "BiasAddGrad":
@@ -330,6 +289,10 @@ def _enforce(
             continue
         if run.op.name in unordered:
             continue
+        if run.op.name in as_plain:
+            if run.copy and previous is not None and late.isdisjoint(t.op for t in op.inputs):
+                _hold(op, latest.get(op.device, previous))
+            continue
         if run.in_backward and previous is not None:
             begins = run.copy and not runs[i - 1].copy
             before = {previous} if begins else {latest.get(op.device, previous)}
@@ -337,6 +300,15 @@ def _enforce(
             before.difference_update(tensor.op for tensor in op.inputs)
             tf_private.add_control_inputs(op, before)
         latest[op.device] = previous = op
+
+
+def _hold(op: tf.Operation, before: tf.Operation) -> None:
+    """Makes `op` wait for `before` without a control edge of its own."""
+    source = op.inputs[0]
+    with _apart(op.graph), op.graph.device(op.device):
+        late = tf.identity(source, name=f"{source.op.name}{COPY}")
+    tf_private.add_control_inputs(late.op, [before])
+    tf_private.update_input(op, 0, late)
 
 
 def _hold_back(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:

@@ -1,0 +1,64 @@
+"""What Grappler does with the plain step, so that the rewritten one is rounded alike.
+
+Its arithmetic optimiser makes one sum of several, pulls out common factors, and so on: that changes
+rounding. It leaves alone what has control edges or several readers, and the rewriting would add
+the former and take away the latter. The rules here are those of TensorFlow's
+`arithmetic_optimizer.cc` and `constant_folding.cc`; tests/graph/test_grappler.py compares results.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kernels
+from memory_saving_gradients.graph.read import Reading
+
+#: Sums, and products.
+ASSOCIATIVE = {
+    **dict.fromkeys(["Add", "AddV2", "AddN", "Sub"], "sum"),
+    **dict.fromkeys(["Mul", "Div", "RealDiv"], "product"),
+}
+
+
+def left_alone(reading: Reading) -> set[str]:
+    """The ops that must wait, and be waited for, by their data alone; by name.
+
+    Sums of which each has a single reader become one, and so do products, and equal ones; a sum of
+    products loses a common factor. What nothing reads yet (a gradient that an optimizer will read)
+    may be merged with what comes. Of a power that has a control edge Grappler makes a wrong graph,
+    sees that it is wrong, and optimises nothing.
+    """
+    found = {op.name for op in reading.operations if op.type == "Pow"}
+    for op in reading.operations:
+        if op.type in ASSOCIATIVE:
+            readers = _readers(op, reading)
+            alike = {_computation(reader) for reader in readers}
+            kinds = {ASSOCIATIVE.get(reader.type) for reader in readers}
+            if len(alike) <= 1 and kinds <= {ASSOCIATIVE[op.type]}:
+                found |= {op.name, *(reader.name for reader in readers)}
+            if len(alike) < len(readers):  # equal ones become one, and their sum a product
+                found.update(reader.name for reader in readers)
+                found.update(sum_.name for reader in readers for sum_ in _readers(reader, reading))
+        if ASSOCIATIVE.get(op.type) == "sum":
+            products = [t.op for t in op.inputs]
+            factors = [{t.name for t in product.inputs} for product in products]
+            if {product.type for product in products} == {"Mul"} and set.intersection(*factors):
+                found |= {op.name, *(product.name for product in products)}
+    return found
+
+
+def _computation(op: tf.Operation) -> tuple:
+    """Equal for two sums or products of the same."""
+    if op.type not in ASSOCIATIVE:
+        return (op.name,)
+    return op.type, *sorted(t.name for t in op.inputs)
+
+
+def _readers(op: tf.Operation, reading: Reading) -> list[tf.Operation]:
+    """The ops that read `op` once Grappler has folded known shapes and dropped unused ops."""
+    known = op.outputs[0].shape.is_fully_defined()
+    return [
+        reader
+        for reader in op.outputs[0].consumers()
+        if reader.name not in reading.unused and not (known and reader.type in kernels.SHAPE_ONLY)
+    ]
