@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -106,7 +107,8 @@ def _install() -> None:
         return
     for module, name in tf_private.gradient_functions():
         before = getattr(module, name)
-        _found.append((module, name, before, _replacing(module, name, before)))
+        ours = PatchedTape if name == "GradientTape" else _patched(before)
+        _found.append((module, name, before, ours))
     for module, name, _, ours in _found:
         setattr(module, name, ours)
 
@@ -119,84 +121,29 @@ def _uninstall() -> None:
     _found.clear()
 
 
-def _replacing(module: Any, name: str, before: Any) -> Any:
-    """What takes the place of `module.name`."""
-    if name == "GradientTape":
-        return PatchedTape
-    is_v2 = module in (tf, tf.compat.v2)
-    return _gradients_v2(before) if is_v2 else _gradients_v1(before)
+def _patched(before: Callable) -> Callable:
+    """`before`, one of TensorFlow's gradient functions, or ours where a patch is active."""
+    signature = inspect.signature(before)
 
-
-def _gradients_v1(before: Callable) -> Callable:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(before)
-    def patched(
-        ys: Any,
-        xs: Any,
-        grad_ys: Any = None,
-        name: str = "gradients",
-        colocate_gradients_with_ops: bool = False,
-        gate_gradients: bool = False,
-        aggregation_method: int | None = None,
-        stop_gradients: Any = None,
-        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
-    ) -> Any:
-        return _call(
-            before,
-            ys,
-            xs,
-            grad_ys,
-            name=name,
-            colocate_gradients_with_ops=colocate_gradients_with_ops,
-            gate_gradients=gate_gradients,
-            aggregation_method=aggregation_method,
-            stop_gradients=stop_gradients,
-            unconnected_gradients=unconnected_gradients,
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        active = _active()
+        if active is None or tf.executing_eagerly():  # eagerly, TensorFlow says what is wrong
+            return before(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        graph = tf.compat.v1.get_default_graph()
+        known = len(get_plans(graph))
+        grads = gradients(
+            **given.arguments,
+            checkpoints=active.options.checkpoints,
+            memory_budget=active.options.memory_budget,
         )
+        active.plans.extend(get_plans(graph)[known:])
+        return grads
 
     return patched
-
-
-def _gradients_v2(before: Callable) -> Callable:
-    @tf.autograph.experimental.do_not_convert
-    @functools.wraps(before)
-    def patched(
-        ys: Any,
-        xs: Any,
-        grad_ys: Any = None,
-        name: str = "gradients",
-        gate_gradients: bool = False,
-        aggregation_method: int | None = None,
-        stop_gradients: Any = None,
-        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
-    ) -> Any:
-        return _call(
-            before,
-            ys,
-            xs,
-            grad_ys,
-            name=name,
-            gate_gradients=gate_gradients,
-            aggregation_method=aggregation_method,
-            stop_gradients=stop_gradients,
-            unconnected_gradients=unconnected_gradients,
-        )
-
-    return patched
-
-
-def _call(before: Callable, ys: Any, xs: Any, grad_ys: Any, **arguments: Any) -> Any:
-    active = _active()
-    if active is None or tf.executing_eagerly():  # eagerly, TensorFlow says what is wrong
-        return before(ys, xs, grad_ys, **arguments)
-    options = active.options
-    graph = tf.compat.v1.get_default_graph()
-    known = len(get_plans(graph))
-    grads = gradients(
-        ys, xs, grad_ys, options.checkpoints, memory_budget=options.memory_budget, **arguments
-    )
-    active.plans.extend(get_plans(graph)[known:])
-    return grads
 
 
 class PatchedTape(GradientTape):
