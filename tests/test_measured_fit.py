@@ -70,8 +70,15 @@ def make_step(make, door, options):
     return trained(make, door, options)[0]
 
 
-@pytest.mark.parametrize("door", ["fit", "tape"])
-@pytest.mark.parametrize("make", [convolutional, attention])
+@pytest.mark.parametrize(
+    ("make", "door"),
+    [
+        (attention, "fit"),
+        (convolutional, "tape"),
+        pytest.param(attention, "tape", marks=pytest.mark.slow),
+        pytest.param(convolutional, "fit", marks=pytest.mark.slow),
+    ],
+)
 def test_the_measured_peak_falls_as_planned(make, door):
     options = {"checkpoints": "memory"}
     step, plans = trained(make, door, options)

@@ -54,9 +54,9 @@ def test_xla_allocates_less(name):
     ("name", "how"),
     [
         ("gpt", "memory"),
-        ("lstm", "memory"),
         ("resnet20", "memory"),
-        ("transformer", "speed"),
+        pytest.param("lstm", "memory", marks=pytest.mark.slow),
+        pytest.param("transformer", "speed", marks=pytest.mark.slow),
         pytest.param("mobilenet", "memory", marks=pytest.mark.slow),
         pytest.param("densenet", "speed", marks=pytest.mark.slow),
     ],
