@@ -74,7 +74,7 @@ def workspace(
 
     The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
     `conv_grad_input_ops` (Eigen kernels): as many images are unrolled at a time as fill the
-    last-level cache. oneDNN's kernels take far less and count as none.
+    last-level cache. oneDNN's kernels take far less and count as none. `Einsum` transposes.
 
     Args:
         op: the op.
@@ -102,4 +102,31 @@ def workspace(
         one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
         images = 1 if one_image else math.ceil(_L3_BYTES / size / work)
         return images * unrolled * size
+    if op.type == "Einsum" and len(op.inputs) == 2:
+        equation = op.get_attr("equation").decode()
+        operands = [math.prod(shape(tensor)) for tensor in op.inputs]
+        return size * _transposed(equation, operands, math.prod(shape(op.outputs[0])))
     return 0
+
+
+def _transposed(equation: str, operands: Sequence[int], output: int) -> int:
+    """How many elements an einsum of two operands transposes.
+
+    Its kernel multiplies matrices in batches: operands as (batch, free, contracted) or (batch,
+    contracted, free), the product as (batch, free, free); within each, labels are in the order in
+    which the equation names them. What does not lie so is copied (`einsum_op_impl.h`).
+    """
+    left, right, out = equation.replace("->", ",").split(",")
+    first = {label: i for i, label in reversed([*enumerate(left + right)])}
+
+    def kind(label: str) -> int:  # batch, free, contracted
+        return 0 if label in left and label in right and label in out else 1 + (label not in out)
+
+    elements = 0
+    for labels, size in zip((left, right), operands, strict=True):
+        as_is = sorted(labels, key=lambda label: (kind(label), first[label]))
+        swapped = sorted(labels, key=lambda label: (-kind(label) % 3, first[label]))
+        if list(labels) not in (as_is, swapped):
+            elements += size
+    product = sorted(out, key=lambda label: (kind(label), label not in left, first[label]))
+    return elements + (output if list(out) != product else 0)
