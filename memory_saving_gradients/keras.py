@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -111,9 +112,8 @@ class MemoryReport(keras.callbacks.Callback):
     """Prints what was planned for a model, and what a step really took.
 
     The plan is printed after the first batch, the measured peak after the second: the first one
-    builds the step, so its memory says nothing. The measured peak is the highest resident memory
-    of the process (on a GPU: of TensorFlow's allocator) during the step, less what was in use
-    before; measuring needs Linux or a GPU.
+    builds the step, so its memory says nothing. How it is measured, `measure.StepPeak` says; where
+    it cannot be (without Linux, oneDNN or a GPU), it is left out.
 
     Args:
         log_dir: where to write the same for TensorBoard, too; None for nowhere.
@@ -146,8 +146,9 @@ class MemoryReport(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        if self._batches == 1 and StepPeak.available():
-            self._meter = StepPeak()
+        if self._batches == 1:
+            with contextlib.suppress(OSError):  # neither TensorFlow nor the system tells
+                self._meter = StepPeak()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._batches += 1

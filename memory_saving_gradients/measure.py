@@ -109,8 +109,8 @@ def session_peak(session: tf.compat.v1.Session, fetches: Any, feed_dict: dict | 
 def function_peak(make_step: Callable[..., Callable[[], Any]], *args: Any) -> int:
     """The most bytes that one step holds at once, measured in a fresh process.
 
-    A `tf.function` gives no allocation records, so the process's resident memory is read: its
-    highest value during one step, less its value before, after two steps to warm up.
+    A `tf.function` gives no allocation records, so `StepPeak` measures one step, after two to warm
+    up.
 
     Args:
         make_step: called with `args` in the fresh process; returns the step, a function without
@@ -210,38 +210,30 @@ def _assigned_bytes(make_step: Callable, folder: str, *args: Any) -> int:
 class StepPeak:
     """The most bytes in use from the making of this object to a call of `bytes()`.
 
-    On a GPU it is that of TensorFlow's allocator on the first one; else the resident memory of the
-    process, which Linux tells. What was in use at the start is not counted.
+    It is that of TensorFlow's allocator where that keeps count (on the first GPU, and on a CPU with
+    oneDNN); else the resident memory of the process, which Linux tells. What was in use at the
+    start is not counted.
     """
 
     def __init__(self) -> None:
-        self._gpu = tf.config.list_logical_devices("GPU")
-        if self._gpu:
-            tf.config.experimental.reset_memory_stats(_FIRST_GPU)
-            self._before = tf.config.experimental.get_memory_info(_FIRST_GPU)["current"]
-            return
-        ctypes.CDLL(None).malloc_trim(0)
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # sets the highest resident size back to the present one
-        self._before = _status("VmRSS")
+        self._device: str | None = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+        try:
+            tf.config.experimental.reset_memory_stats(self._device)
+            self._before = tf.config.experimental.get_memory_info(self._device)["current"]
+        except ValueError:  # the allocator does not keep count
+            self._device = None
+            ctypes.CDLL(None).malloc_trim(0)
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")  # sets the highest resident size back to the present one
+            self._before = _status("VmRSS")
 
     def bytes(self) -> int:
         """The peak until now, above the start."""
-        if self._gpu:
-            peak = tf.config.experimental.get_memory_info(_FIRST_GPU)["peak"]
+        if self._device:
+            peak = tf.config.experimental.get_memory_info(self._device)["peak"]
         else:
             peak = _status("VmHWM")
         return max(0, peak - self._before)
-
-    @staticmethod
-    def available() -> bool:
-        """Whether it can be measured here."""
-        return bool(tf.config.list_logical_devices("GPU")) or os.path.exists(
-            "/proc/self/clear_refs"
-        )
-
-
-_FIRST_GPU = "GPU:0"
 
 
 def _status(field: str) -> int:

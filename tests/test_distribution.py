@@ -19,9 +19,25 @@ TIMEOUT = 240  # seconds; a worker that waits for a dead one would wait for ever
 def run(*jobs):
     """The results of (function, *arguments), each in a fresh process, all at once."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(len(jobs)) as pool:
-        pending = [pool.apply_async(function, arguments) for function, *arguments in jobs]
-        return [result.get(TIMEOUT) for result in pending]
+    started = []
+    for job in jobs:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_send, args=(theirs, *job))
+        process.start()
+        started.append((process, ours))
+    try:
+        for _, ours in started:
+            assert ours.poll(TIMEOUT), "a process did not answer"
+        return [ours.recv() for _, ours in started]
+    finally:
+        for process, _ in started:
+            process.kill()  # TensorFlow's workers do not heed a polite request
+            process.join()
+
+
+def _send(connection, function, *arguments):
+    connection.send(function(*arguments))
+    connection.recv()  # a worker that ends takes the others with it
 
 
 def assert_equal(ours, plain):

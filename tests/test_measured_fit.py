@@ -90,3 +90,11 @@ def test_the_measured_peak_falls_as_planned(make, door):
     planned = plan.baseline_peak_bytes - plan.peak_bytes
     assert plain - ours == pytest.approx(planned, rel=0.15)
     assert ours < 0.5 * plain
+
+
+@pytest.mark.slow
+def test_with_onednn_the_allocator_is_asked(monkeypatch):
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    plain = function_peak(make_step, attention, "fit", None)
+    ours = function_peak(make_step, attention, "fit", {"checkpoints": "memory"})
+    assert 0 < ours < 0.3 * plain
