@@ -37,7 +37,6 @@ def attention():
 
 def trained(make, door, options):
     """A step of a Keras model through a door, and its plans."""
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     keras.utils.set_random_seed(0)
     model = make()
     model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
@@ -67,6 +66,7 @@ def trained(make, door, options):
 
 
 def make_step(make, door, options):
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     return trained(make, door, options)[0]
 
 

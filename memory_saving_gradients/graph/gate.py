@@ -47,7 +47,7 @@ def gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     the last gate made and did not use, so for all of them; and all that its stretch, and the
     backward ops up to the next one, read of the forward pass goes through it.
     """
-    problem = reading.problem
+    problem, graph = reading.problem, reading.operations[0].graph
     starts, ran, again_before, in_backward = [], set(), True, False
     for place, index in enumerate(schedule):
         again = index in ran or (in_backward and not problem.ops[index].backward)
@@ -68,6 +68,7 @@ def gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
                 if t not in made
                 and problem.made_by[t] >= 0
                 and not problem.ops[problem.made_by[t]].backward
+                and _may_wait(graph.get_tensor_by_name(problem.tensors[t].name))
             )
             made.update(op.outputs)
         ops = [reading.operations[i] for i in schedule[before:start]]
@@ -124,7 +125,7 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
     held = [
         (index, tensor)
         for index, tensor in enumerate(op.inputs)
-        if _source(tensor).name not in kept and _may_be_held(tensor)
+        if _source(tensor).name not in kept and _may_wait(tensor)
     ]
     if held:
         gate = never(after)
@@ -134,9 +135,10 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
             tf_private.update_input(op, index, later)
 
 
-def _may_be_held(tensor: tf.Tensor) -> bool:
+def _may_wait(tensor: tf.Tensor) -> bool:
     """Whether XLA need not know `tensor` when it compiles, as it must shapes and axes."""
-    return tensor.dtype in _CARRIERS and not tensor.dtype.is_integer and tensor.op.type != "Const"
+    is_shape = tensor.dtype.is_integer and (tensor.shape.rank is None or tensor.shape.rank < 2)
+    return tensor.dtype in _CARRIERS and not is_shape and tensor.op.type != "Const"
 
 
 def _source(tensor: tf.Tensor) -> tf.Operation:
