@@ -158,8 +158,10 @@ def small_v1_step():
     return x, weights, tf.reduce_sum(network(x, weights))
 
 
-@pytest.mark.parametrize("where", [tf, v1, ops_gradients])
+@pytest.mark.parametrize("where", [tf, v1, tf.compat.v2, ops_gradients])
 def test_tf_gradients_saves_memory(graph, where):
+    import tf_keras  # noqa: F401  # makes tf.compat.v1 another module than `v1` here
+
     _, weights, loss = small_v1_step()
     with msg.patch() as patched:
         where.gradients(loss, weights, None, "scope")

@@ -8,6 +8,7 @@ touches an attribute that starts with an underscore.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -83,15 +84,20 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
     return gen_xla_ops.xla_optimization_barrier(input=[tensor])[0]
 
 
+_PUBLIC = re.compile(r"tensorflow(\._api\.v2)?(\.compat\.v[12])*(\.autodiff)?")
+
+
 def gradient_functions() -> list[tuple[Any, str]]:
     """(module, name) of all by which TensorFlow, its optimizers and Keras call for gradients.
 
-    `ops.gradients.gradients` and `eager.backprop.GradientTape` are what the optimizers of
-    `tf.compat.v1` call: 1.15 on.
+    Of `tf.compat.v1` there can be several modules (another one once `tf_keras` is imported): all
+    that are loaded count. `ops.gradients.gradients` and `eager.backprop.GradientTape` are what the
+    optimizers of `tf.compat.v1` call: 1.15 on.
     """
-    functions = [(module, "gradients") for module in (tf, tf.compat.v2, tf.compat.v1, gradients)]
-    tapes = (tf, tf.autodiff, tf.compat.v2, tf.compat.v2.autodiff, tf.compat.v1, backprop)
-    return functions + [(module, "GradientTape") for module in tapes]
+    public = [module for name, module in [*sys.modules.items()] if _PUBLIC.fullmatch(name)]
+    functions = [(module, "gradients") for module in [*public, gradients]]
+    functions += [(module, "GradientTape") for module in [*public, backprop]]
+    return [(module, name) for module, name in functions if hasattr(module, name)]
 
 
 def in_control_flow(op: tf.Operation) -> bool:
