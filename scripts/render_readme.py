@@ -82,7 +82,7 @@ def keras_notes(results: dict) -> str:
     """What the tables do not say: equality, where another way has the lower peak, errors."""
     equal, all_, better = 0, 0, []
     for mode in ("graph", "compiled"):
-        for label, found in results[mode].items():
+        for label, found in results.get(mode, {}).items():
             ours = [found[m] for m in ("memory", "speed", "budget 0.4") if "error" not in found[m]]
             equal += sum(one.get("equal_losses", False) for one in ours)
             all_ += sum("equal_losses" in one for one in ours)
@@ -102,6 +102,8 @@ def keras_notes(results: dict) -> str:
     )
     if better:
         text += f" `tf.recompute_grad` is better in: {', '.join(better)}."
+    if missing := [label for label in results["graph"] if label not in results["compiled"]]:
+        text += f" Not measured compiled: {', '.join(missing)}."
     errors = {
         found["RematScope"].get("error", "")
         for m in ("graph", "compiled")

@@ -109,6 +109,28 @@ def workspace(
     return 0
 
 
+def compiled_workspace(op: tf.Operation, shape: Callable[[tf.Tensor], Sequence[int]]) -> int:
+    """Bytes of scratch space that XLA's program for a CPU takes for `op`.
+
+    It transposes the operands of a convolution's gradient. The gradient of a depthwise filter it
+    takes from that of a dense one, of which it keeps the diagonal, and both are there at once.
+
+    Args:
+        op: the op.
+        shape: gives the shape of a tensor.
+
+    Returns:
+        Bytes; 0 for ops that are not gradients of convolutions.
+    """
+    if op.type not in TRANSPOSES:
+        return 0
+    size = op.outputs[0].dtype.size
+    if op.type == "DepthwiseConv2dNativeBackpropFilter":
+        height, width, channels, multiplier = shape(op.outputs[0])
+        return 2 * height * width * channels * channels * multiplier * size
+    return size * sum(math.prod(shape(t)) for t in op.inputs if t.dtype == op.outputs[0].dtype)
+
+
 def _transposed(equation: str, operands: Sequence[int], output: int) -> int:
     """How many elements an einsum of two operands transposes.
 

@@ -90,7 +90,10 @@ def read(
     properties = described(device)
     seconds = estimate_seconds(kept_ops, shapes, properties)
     on_gpu = properties["type"] == "GPU"
-    workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
+    if tf_private.in_xla(results[0].graph):
+        workspaces = {op.name: kernels.compiled_workspace(op, shapes) for op in kept_ops}
+    else:
+        workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
     if cost_model == "measured":
         measured = measure_ops(results, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
