@@ -94,7 +94,7 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
         rerouted.setdefault((op.name, index), op.inputs[index].name)
         tf_private.update_input(op, index, copy)
     if for_xla:
-        _hold_back(edits.runs, copies)
+        _hold_back_for_xla(edits.runs, copies)
     else:
         _enforce(edits.runs, copies, reading.unordered, as_plain)
 
@@ -291,7 +291,7 @@ def _enforce(
             continue
         if run.op.name in as_plain:
             if run.copy and previous is not None and late.isdisjoint(t.op for t in op.inputs):
-                _hold(op, latest.get(op.device, previous))
+                _hold_back(op, latest.get(op.device, previous))
             continue
         if run.in_backward and previous is not None:
             begins = run.copy and not runs[i - 1].copy
@@ -302,7 +302,7 @@ def _enforce(
         latest[op.device] = previous = op
 
 
-def _hold(op: tf.Operation, before: tf.Operation) -> None:
+def _hold_back(op: tf.Operation, before: tf.Operation) -> None:
     """Makes `op` wait for `before` without a control edge of its own."""
     source = op.inputs[0]
     with _apart(op.graph), op.graph.device(op.device):
@@ -311,7 +311,7 @@ def _hold(op: tf.Operation, before: tf.Operation) -> None:
     tf_private.update_input(op, 0, late)
 
 
-def _hold_back(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
+def _hold_back_for_xla(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
     """Holds back what does not read through a gate, in a graph for XLA.
 
     A copy that reads weights alone waits for the run before it. And of a convolution's gradient,
