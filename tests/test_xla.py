@@ -147,7 +147,15 @@ def compiled(name):
 
 @pytest.mark.filterwarnings("error:Model doesn't support")
 @pytest.mark.parametrize(
-    "name", ["functional", "dropout", "mixed_float16", "several_outputs", "transformer"]
+    "name",
+    [
+        "functional",
+        "transformer",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("dropout", "mixed_float16", "several_outputs")
+        ),
+    ],
 )
 def test_a_compiled_fit_trains_the_same(name):
     plain, ours = train(compiled(name), False), train(compiled(name), True)
