@@ -22,6 +22,8 @@ def names():
 
 @pytest.fixture(autouse=True)
 def nothing_stays_patched():
+    import tf_keras  # noqa: F401  # makes tf.compat.v1 another module than `v1` here
+
     before = names()
     yield
     assert names() == before
@@ -160,8 +162,6 @@ def small_v1_step():
 
 @pytest.mark.parametrize("where", [tf, v1, tf.compat.v2, ops_gradients])
 def test_tf_gradients_saves_memory(graph, where):
-    import tf_keras  # noqa: F401  # makes tf.compat.v1 another module than `v1` here
-
     _, weights, loss = small_v1_step()
     with msg.patch() as patched:
         where.gradients(loss, weights, None, "scope")
