@@ -24,7 +24,6 @@ from collections.abc import Container, Iterator, Sequence
 import tensorflow as tf
 
 from memory_saving_gradients.graph import gate, grappler, kernels, tf_private
-from memory_saving_gradients.graph.gate import Gate, gate_node, never
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.planning.problem import Schedule
 
@@ -203,19 +202,19 @@ class _Edits:
         self.nodes[node.name] = node, op
         return node.name
 
-    def add_gate(self, gate: Gate) -> None:
+    def add_gate(self, opening: gate.Gate) -> None:
         """Has what comes next read the newest copies of some tensors through a gate."""
         graph = self._reading.operations[0].graph
         tensors = [
-            graph.get_tensor_by_name(self._reading.problem.tensors[t].name) for t in gate.tensors
+            graph.get_tensor_by_name(self._reading.problem.tensors[t].name) for t in opening.tensors
         ]
         with _apart(graph, "gate"):
-            tensors.insert(0, never(gate.after))
+            tensors.insert(0, gate.never(opening.after))
         references = [self._newest_of(tensor) for tensor in tensors]
         with graph.name_scope(None):
             name = graph.unique_name("gate/loop")
-        self.gates.append(gate_node(name, [self._input(r) for r in references], tensors))
-        self._newest.update((t, (name, i)) for i, t in enumerate(gate.tensors, 1))
+        self.gates.append(gate.gate_node(name, [self._input(r) for r in references], tensors))
+        self._newest.update((t, (name, i)) for i, t in enumerate(opening.tensors, 1))
 
     def _input(self, reference: _Reference) -> str:
         """By what name a node reads it."""
