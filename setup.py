@@ -2,6 +2,9 @@
 
 from setuptools import find_packages, setup
 
+#: The oldest and the newest release of TensorFlow that scripts/test_versions runs the tests on.
+TESTED = ("2.16", "2.21")
+
 setup(
     name="memory_saving_gradients",
     version="1.0.0",
@@ -9,7 +12,12 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["memory_saving_gradients", "memory_saving_gradients.*"]),
-    install_requires=["tensorflow>=2.16", "networkx>=3.0", "numpy", "scipy"],
+    install_requires=[
+        f"tensorflow>={TESTED[0]},<={TESTED[1]}.99",
+        "networkx>=3.0",
+        "numpy",
+        "scipy",
+    ],
     extras_require={
         "demo": ["matplotlib", "rich", "scikit-learn"],
         "test": ["hypothesis", "mypy", "pytest", "ruff", "tensorboard", "tf_keras"],

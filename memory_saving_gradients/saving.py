@@ -26,6 +26,7 @@ from memory_saving_gradients.options import Options, Wish
 from memory_saving_gradients.plan import Plan, record_plan
 from memory_saving_gradients.planning.budget import pinning, within
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.search import restored
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 
@@ -121,9 +122,12 @@ def _plan_and_rewrite(results: list[tf.Tensor], first_new: int, wish: Wish) -> t
     plain_peak = simulate(problem, baseline(problem)).peak
     budget = int(wish.budget * plain_peak) if isinstance(wish.budget, float) else wish.budget
     schedule, given = _schedule(reading, wish, budget)
+    if budget is not None and simulate(problem, schedule).peak > budget:
+        lowest = _lowest(reading, wish)
+        if simulate(problem, lowest).peak > budget:
+            raise unreachable(problem, lowest, budget)
+        schedule = restored(problem, lowest, budget)
     plan = Plan.of(wish.strategy, problem, schedule, given, budget)
-    if budget is not None and plan.peak_bytes > budget:
-        raise unreachable(problem, _lowest(reading, wish, schedule), budget)
     saves = plan.peak_bytes < plan.baseline_peak_bytes
     if saves:
         rewrite(reading, plan.schedule)
@@ -170,8 +174,12 @@ def _answer(question: _Question) -> Schedule:
     return STRATEGIES[question.strategy](problem)
 
 
-def _lowest(reading: Reading, wish: Wish, schedule: Schedule) -> Schedule:
-    """A schedule at which no slightly lower budget can be met, from one that missed a budget."""
+def _lowest(reading: Reading, wish: Wish) -> Schedule:
+    """A schedule at which no slightly lower budget can be met.
+
+    It is the same whatever budget was missed: its peak, given as a budget, is met.
+    """
+    schedule, _ = _schedule(reading, wish, 0)
     while True:
         peak = simulate(reading.problem, schedule).peak
         lower, _ = _schedule(reading, wish, int(_A_LITTLE_LOWER * peak))

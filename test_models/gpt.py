@@ -45,13 +45,19 @@ class GPT(Model):
         embedding = self.parameter("embedding", (self.vocabulary, self.width), 0.02)
         positions = self.parameter("positions", (self.length, self.width), 0.02)
         h = tf.gather(embedding, tokens[:, :-1]) + positions
+        outputs = []
         for i in range(self.layers):
             h += self._drop(self._attention(self.layer_norm(h, f"norm{i}a"), f"attention{i}"))
             h += self._drop(self._mlp(self.layer_norm(h, f"norm{i}b"), f"mlp{i}"))
-        h = tf.reshape(self.layer_norm(h, "final_norm"), [-1, self.width])
+            outputs.append(h)
+        h = tf.reshape(self.layer_norm(self._head(outputs), "final_norm"), [-1, self.width])
         logits = tf.matmul(h, embedding, transpose_b=True)
         targets = tf.reshape(tokens[:, 1:], [-1])
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits))
+
+    def _head(self, outputs: list[tf.Tensor]) -> tf.Tensor:
+        """What the logits are made of, from the outputs of all layers."""
+        return outputs[-1]
 
     def _drop(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.dropout(x, self.dropout) if self.dropout else x
@@ -76,3 +82,14 @@ class GPT(Model):
     def example(self, batch: int) -> list[np.ndarray]:
         rng = np.random.default_rng(0)
         return [rng.integers(0, self.vocabulary, (batch, self.length + 1), dtype=np.int32)]
+
+
+class CollectingGPT(GPT):
+    """GPT that predicts from a learnt mean of all layers (as ELMo, Peters et al. 2018).
+
+    Hard: the output of every layer is read again at the end, so every cut holds all of them.
+    """
+
+    def _head(self, outputs: list[tf.Tensor]) -> tf.Tensor:
+        weights = tf.nn.softmax(self.parameter("mixture", (self.layers,)))
+        return self.tick(tf.einsum("l,lbtw->btw", weights, tf.stack(outputs)))

@@ -39,6 +39,8 @@ class CifarResNet(ImageClassifier):
 class ResNet50(ImageClassifier):
     """ImageNet ResNet-50: bottleneck blocks, 3-4-6-3, projection shortcuts."""
 
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+
     def __init__(self, size: int = 96, classes: int = 1000, width: int = 64, seed: int = 0) -> None:
         super().__init__(seed)
         self.size, self.classes, self.width = size, classes, width
@@ -46,10 +48,14 @@ class ResNet50(ImageClassifier):
     def logits(self, images: tf.Tensor) -> tf.Tensor:
         h = self.conv_norm_relu(images, self.width, 7, "stem", stride=2)
         h = tf.nn.max_pool2d(h, 3, 2, "SAME")
-        for stage, blocks in enumerate((3, 4, 6, 3)):
-            for block in range(blocks):
-                h = self._bottleneck(h, stage, block)
+        for stage in range(len(self.blocks)):
+            h = self._stage(h, stage)
         return self.dense(tf.reduce_mean(h, axis=[1, 2]), self.classes, "classifier")
+
+    def _stage(self, x: tf.Tensor, stage: int) -> tf.Tensor:
+        for block in range(self.blocks[stage]):
+            x = self._bottleneck(x, stage, block)
+        return x
 
     def _bottleneck(self, x: tf.Tensor, stage: int, block: int) -> tf.Tensor:
         name = f"stage{stage}_block{block}"
@@ -62,3 +68,26 @@ class ResNet50(ImageClassifier):
             x = self.conv(x, 4 * filters, 1, f"{name}_shortcut", stride)
             x = self.batch_norm(x, f"{name}_shortcut_norm")
         return tf.nn.relu(x + h)
+
+
+class ResNet101(ResNet50):
+    """ResNet-101, 3-4-23-3, with a second loss on the third stage (as PSPNet has it).
+
+    Hard: two losses at different depths, so two gradients meet in the middle of the network.
+    """
+
+    blocks = (3, 4, 23, 3)
+
+    def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
+        images, labels = inputs
+        main = super().loss(images, labels)
+        pooled = tf.reduce_mean(self.conv_norm_relu(self._third, 32, 3, "auxiliary"), axis=[1, 2])
+        scores = self.dense(pooled, self.classes, "auxiliary_classifier")
+        auxiliary = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
+        return main + 0.4 * tf.reduce_mean(auxiliary)
+
+    def _stage(self, x: tf.Tensor, stage: int) -> tf.Tensor:
+        x = super()._stage(x, stage)
+        if stage == 2:
+            self._third = x = self.tick(x)
+        return x

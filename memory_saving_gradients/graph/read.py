@@ -237,4 +237,18 @@ def _pinned(
             or out_bytes < drawn.get(op, 0)
         ):
             pinned.add(op)
+        elif op.type == "AddN" and len(op.inputs) > 2 and not op.outputs[0].dtype.is_integer:
+            pinned |= {op, *_terms_in_use(op, buffers)}
     return pinned
+
+
+def _terms_in_use(op: tf.Operation, buffers: Buffers) -> set[tf.Operation]:
+    """The makers of terms of an `AddN` that must stay as long as in the plain step.
+
+    The kernel writes its sum over the first term that nobody else will read, and begins with that
+    one. Where that is not the first or second, it decides how the sum is rounded.
+    """
+    used = [any(reader is not op for reader in t.consumers()) for t in op.inputs]
+    if not all(used[:2]):
+        return set()
+    return {buffers.shown_by(t).op for t, is_used in zip(op.inputs, used, strict=True) if is_used}
