@@ -7,18 +7,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels
+from memory_saving_gradients.graph import functions, kernels
 from memory_saving_gradients.graph.costs import Shapes
 
 #: The tensors that are left out of a problem hold, together, at most this share of all bytes.
 NEGLIGIBLE = 0.0005
-
-# Their outputs are the caller's or a variable's, not the step's.
-SOURCES = frozenset(
-    "Placeholder PlaceholderV2 PlaceholderWithDefault Const VariableV2 Variable VarHandleOp "
-    "ReadVariableOp".split()
-)
-HANDLES = frozenset({tf.resource, tf.variant, tf.string})
 
 
 class Buffers:
@@ -36,11 +29,14 @@ class Buffers:
         for op in operations:
             for i, tensor in enumerate(op.outputs):
                 shown = kernels.shown_input(op, i)
-                if shown is not None and tensor.dtype not in HANDLES:
+                shown = functions.passed_on(op, i) if shown is None else shown
+                if shown is not None and tensor.dtype not in kernels.HANDLES:
                     self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
                     self._bytes[tensor.name] = self.bytes(shown)
-                elif op.type not in SOURCES and tensor.dtype not in HANDLES:
-                    self._bytes[tensor.name] = shapes.bytes(tensor)
+                elif op.type not in kernels.SOURCES and tensor.dtype not in kernels.HANDLES:
+                    known = tensor.dtype != tf.variant
+                    size = shapes.bytes(tensor) if known else functions.held_bytes(tensor, shapes)
+                    self._bytes[tensor.name] = size
                     owned.append(self._bytes[tensor.name])
         left_out, total = 0, sum(owned)
         self._largest_left_out = 0
@@ -51,7 +47,7 @@ class Buffers:
             self._largest_left_out = size
 
     def is_view(self, op: tf.Operation) -> bool:
-        return any(tensor.name in self._shown for tensor in op.outputs)
+        return bool(op.outputs) and all(tensor.name in self._shown for tensor in op.outputs)
 
     def shown_by(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._shown.get(tensor.name, tensor)

@@ -19,6 +19,15 @@ _VIEWS = frozenset(
     Bitcast Snapshot RefIdentity CheckNumerics""".split()
 )
 
+#: Their outputs are the caller's or a variable's, not the step's.
+SOURCES = frozenset(
+    "Placeholder PlaceholderV2 PlaceholderWithDefault Const VariableV2 Variable VarHandleOp "
+    "ReadVariableOp".split()
+)
+
+#: Types of tensors whose bytes nobody knows, and which nobody makes twice.
+HANDLES = frozenset({tf.resource, tf.string})
+
 #: Ops that read only the shape of their inputs.
 SHAPE_ONLY = frozenset({"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"})
 

@@ -10,21 +10,42 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph.buffers import Buffers
 
-_BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
+BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
+_ENTERS = frozenset({"Enter", "RefEnter"})
+_EXITS = frozenset({"Exit", "RefExit"})
 
 
 def dependencies(results: Iterable[tf.Tensor]) -> nx.DiGraph:
-    """The ops that `results` need, with an edge from each op to those that wait for it."""
+    """The ops that `results` need, with an edge from each op to those that wait for it.
+
+    What goes back to the start of a v1 loop would close a cycle: what leaves the loop waits for it.
+    """
     graph = nx.DiGraph()
     waiting = list({t.op for t in results})
     graph.add_nodes_from(waiting)
+    going_back: dict[bytes, set[tf.Operation]] = {}  # by frame
+    exits: dict[bytes, list[tf.Operation]] = {}
     while waiting:
         op = waiting.pop()
-        before = {t.op for t in op.inputs if t.op.type not in _BACK_EDGES}
-        before.update(op.control_inputs)
+        if op.type in _EXITS:
+            exits.setdefault(_frame(op), []).append(op)
+        before = {*(t.op for t in op.inputs), *op.control_inputs}
         waiting.extend(other for other in before if other not in graph)
-        graph.add_edges_from((other, op) for other in before)
+        graph.add_nodes_from(before)
+        back = {other for other in before if other.type in BACK_EDGES}
+        if back:
+            going_back.setdefault(_frame(op), set()).update(back)
+        graph.add_edges_from((other, op) for other in before - back)
+    for frame, ops in exits.items():
+        graph.add_edges_from(itertools.product(going_back.get(frame, ()), ops))
     return graph
+
+
+def _frame(op: tf.Operation) -> bytes:
+    """The name of the v1 loop that an `Exit`, or the `Merge` at the loop's start, belongs to."""
+    while op.type not in _ENTERS:
+        op = op.inputs[0].op
+    return op.get_attr("frame_name")
 
 
 def add_order_of_effects(

@@ -9,15 +9,17 @@ import networkx as nx
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels, order, tf_private
-from memory_saving_gradients.graph.buffers import HANDLES, SOURCES, Buffers
+from memory_saving_gradients.graph import functions, kernels, order, tf_private
+from memory_saving_gradients.graph.buffers import Buffers
 from memory_saving_gradients.graph.costs import Shapes, estimate_seconds
-from memory_saving_gradients.graph.devices import described
+from memory_saving_gradients.graph.devices import Device, described
 from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
+from memory_saving_gradients.planning.simulate import simulate
 
 # What opens and closes a v1 loop or branch.
-_BEGINS = frozenset({"Switch", "RefSwitch", "Enter", "RefEnter"})
+_SWITCHES = frozenset({"Switch", "RefSwitch"})
+_BEGINS = _SWITCHES | {"Enter", "RefEnter"}
 _ENDS = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
 _COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
 _SIDE_EFFECTS = frozenset({"PyFuncStateless", "EagerPyFunc", "PyFunc"})
@@ -68,24 +70,13 @@ def read(
     graph = order.dependencies(results)
     order.add_order_of_effects(graph, created, first_new)
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
-    backward = _backward(operations, created, first_new)
+    backward = _backward(graph, operations, created, first_new)
     shapes = Shapes(operations)
     buffers = Buffers(operations, shapes)
     ordered = order.planned(graph, operations, created, first_new, backward, buffers)
     ordered, postponed = order.postponed(graph, ordered, backward, buffers, results)
 
-    tensor_of: dict[str, int] = {}
-    tensors: list[Tensor] = []
-    for op in ordered:
-        for tensor in op.outputs:
-            if not buffers.matters(tensor):
-                continue
-            shown = buffers.shown_by(tensor)
-            if shown.name not in tensor_of:
-                tensor_of[shown.name] = len(tensors)
-                tensors.append(Tensor(shown.name, buffers.bytes(shown)))
-            tensor_of[tensor.name] = tensor_of[shown.name]
-
+    tensor_of, tensors = _numbered(ordered, buffers)
     kept_ops = [op for op in ordered if not buffers.is_view(op) and _touches(op, tensor_of)]
     properties = described(device)
     seconds = estimate_seconds(kept_ops, shapes, properties)
@@ -94,6 +85,9 @@ def read(
         workspaces = {op.name: kernels.compiled_workspace(op, shapes) for op in kept_ops}
     else:
         workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
+    for op in kept_ops:
+        if functions.calls(op):
+            seconds[op.name], workspaces[op.name] = _called(op, properties)
     if cost_model == "measured":
         measured = measure_ops(results, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
@@ -108,7 +102,7 @@ def read(
             Op(
                 name=op.name,
                 inputs=tuple(_reads(op, tensor_of)),
-                outputs=tuple(tensor_of[t.name] for t in op.outputs if t.name in tensor_of),
+                outputs=_makes(op, tensor_of, buffers),
                 cost=seconds[op.name],
                 workspace=workspaces[op.name],
                 backward=op in backward,
@@ -141,10 +135,57 @@ _DEAR = 100
 _NOTHING = 1e-5  # seconds; below it no op is dear
 
 
+def _numbered(
+    ordered: Sequence[tf.Operation], buffers: Buffers
+) -> tuple[dict[str, int], list[Tensor]]:
+    """The number of each tensor that matters, by name, and the tensors."""
+    tensor_of: dict[str, int] = {}
+    tensors: list[Tensor] = []
+    for op in ordered:
+        for tensor in op.outputs:
+            if not buffers.matters(tensor):
+                continue
+            shown = buffers.shown_by(tensor)
+            if shown.name not in tensor_of:
+                tensor_of[shown.name] = len(tensors)
+                tensors.append(Tensor(shown.name, buffers.bytes(shown)))
+            tensor_of[tensor.name] = tensor_of[shown.name]
+    return tensor_of, tensors
+
+
+def _called(op: tf.Operation, device: Device) -> tuple[float, int]:
+    """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
+    dearest, most = 0.0, 0
+    for body in functions.bodies(op):
+        inside = [one for one in body.get_operations() if one.type != "Placeholder"]
+        shapes = Shapes(inside)
+        buffers = Buffers(inside, shapes)
+        tensor_of, tensors = _numbered(inside, buffers)
+        seconds = estimate_seconds(inside, shapes, device)
+        steps = []
+        for one in inside:
+            cost, workspace = seconds[one.name], kernels.workspace(one, shapes)
+            if functions.calls(one):
+                cost, workspace = _called(one, device)
+            read, made = tuple(_reads(one, tensor_of)), _makes(one, tensor_of, buffers)
+            steps.append(Op(one.name, read, made, cost, workspace))
+        results = frozenset(tensor_of[t.name] for t in body.outputs if t.name in tensor_of)
+        if not tensors:
+            continue
+        simulation = simulate(Problem(tuple(steps), tuple(tensors), results), range(len(steps)))
+        handed_on = sum(tensors[t].bytes for t in results)
+        dearest = max(dearest, simulation.cost * functions.rounds(op))
+        most = max(most, simulation.peak - handed_on)
+    return dearest, most
+
+
 def _backward(
-    operations: Sequence[tf.Operation], created: dict[tf.Operation, int], first_new: int
+    graph: nx.DiGraph,
+    operations: Sequence[tf.Operation],
+    created: dict[tf.Operation, int],
+    first_new: int,
 ) -> set[tf.Operation]:
-    """The ops that wait for a gradient.
+    """The ops that wait for a gradient, or make zeros for a list of them.
 
     Other ops that `tf.gradients` made (shapes, masks) run with the forward pass.
     """
@@ -152,8 +193,8 @@ def _backward(
     for op in operations:
         if created[op] >= first_new and (
             tf_private.is_seed(op)
-            or any(t.op in backward for t in op.inputs)
-            or any(before in backward for before in op.control_inputs)
+            or (op.type == "ZerosLike" and op.outputs[0].dtype == tf.variant)
+            or any(before in backward for before in graph.predecessors(op))
         ):
             backward.add(op)
     return backward
@@ -167,7 +208,14 @@ def _reads(op: tf.Operation, tensor_of: dict[str, int]) -> list[int]:
     """The tensors that `op` reads, each once."""
     if op.type in kernels.SHAPE_ONLY:
         return []
-    return list(dict.fromkeys(tensor_of[t.name] for t in op.inputs if t.name in tensor_of))
+    inputs = (t for t in op.inputs if t.op.type not in order.BACK_EDGES)
+    return list(dict.fromkeys(tensor_of[t.name] for t in inputs if t.name in tensor_of))
+
+
+def _makes(op: tf.Operation, tensor_of: dict[str, int], buffers: Buffers) -> tuple[int, ...]:
+    """The tensors that `op` makes; what it only shows is not among them."""
+    owned = (t for t in op.outputs if buffers.shown_by(t) is t)
+    return tuple(tensor_of[t.name] for t in owned if t.name in tensor_of)
 
 
 def _conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
@@ -175,15 +223,22 @@ def _conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
 
     Such an op can neither run twice nor wait for, or be waited for by, an op outside.
     """
+    depth: dict[tf.Operation, int] = {}  # of loops and branches around what the op hands on
     found: set[tf.Operation] = set()
     for op in operations:
-        if op.type in _ENDS or (
-            op.type in _BEGINS
-            or tf_private.in_control_flow(op)
-            or any(t.op in found and t.op.type not in _ENDS for t in op.inputs)
-        ):
+        before = (*(t.op for t in op.inputs), *op.control_inputs)
+        depth[op] = max((depth.get(other, 0) for other in before), default=0)
+        if op.type in _BEGINS and not (op.type in _SWITCHES and _is_loop_merge(op.inputs[0].op)):
+            depth[op] += 1
+        elif op.type in _ENDS and not _is_loop_merge(op):
+            depth[op] -= 1
+        if depth[op] > 0 or op.type in _BEGINS | _ENDS or tf_private.in_control_flow(op):
             found.add(op)
     return found
+
+
+def _is_loop_merge(op: tf.Operation) -> bool:
+    return any(t.op.type in order.BACK_EDGES for t in op.inputs)
 
 
 def _foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -> set[tf.Operation]:
@@ -215,6 +270,7 @@ def _pinned(
     """
     pinned = set()
     stateful: dict[str, bool] = {}  # by type
+    for_xla = bool(operations) and tf_private.in_xla(operations[0].graph)
     drawn: dict[tf.Operation, int] = {}  # the bytes of the random numbers that an op depends on
     for op in operations:
         inputs = [t for t in op.inputs if buffers.bytes(t)]
@@ -228,12 +284,15 @@ def _pinned(
         if op.type not in stateful:
             stateful[op.type] = op.op_def.is_stateful
         touched = (*op.inputs, *op.outputs)
+        calls = functions.calls(op)
+        handles = {tf.string} if calls else kernels.HANDLES
         if (
-            stateful[op.type]
-            or op.type in SOURCES
+            (not functions.may_repeat(op) if calls else stateful[op.type])
+            or op.type in kernels.SOURCES
             or op.type in _SIDE_EFFECTS
             or op in conditional
-            or any(t.dtype in HANDLES or tf_private.is_reference(t) for t in touched)
+            or any(t.dtype in handles or tf_private.is_reference(t) for t in touched)
+            or (for_xla and any(t.dtype == tf.variant for t in touched))
             or out_bytes < drawn.get(op, 0)
         ):
             pinned.add(op)

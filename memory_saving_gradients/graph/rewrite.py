@@ -19,11 +19,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import gate, grappler, kernels, tf_private
+from memory_saving_gradients.graph import functions, gate, grappler, kernels, tf_private
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.planning.problem import Schedule
 
@@ -163,10 +163,11 @@ class _Edits:
         # A user's op is never moved: one that runs late for the first time is copied, too.
         if again or (self._in_backward and op.name not in reading.new):
             copy = self._copy(op, references)
+            made = set(reading.problem.ops[index].outputs)
             self._newest.update(
                 (reading.tensor_of[t.name], (copy, t.value_index))
                 for t in op.outputs
-                if t.name in reading.tensor_of
+                if reading.tensor_of.get(t.name) in made
             )
         else:
             self.inputs.extend((op, i, r) for i, r in enumerate(references) if r.copy)
@@ -280,8 +281,8 @@ def _enforce(
         if op.type != "BiasAddGrad":
             last_reader.update((id(tensor), i) for tensor in op.inputs)
     due: dict[int, list[tf.Operation]] = {}  # what the run after this one waits for as well
-    latest: dict[str, tf.Operation] = {}
-    previous: tf.Operation | None = None
+    latest: dict[str, list[tf.Operation]] = {}  # by device: what tells that its last run is over
+    previous: list[tf.Operation] = []
     for i, (run, op) in enumerate(zip(runs, ops, strict=True)):
         if op.type == "BiasAddGrad":
             due.setdefault(max(i, last_reader.get(id(op.inputs[0]), i)), []).append(op)
@@ -289,25 +290,45 @@ def _enforce(
         if run.op.name in unordered:
             continue
         if run.op.name in as_plain:
-            if run.copy and previous is not None and late.isdisjoint(t.op for t in op.inputs):
-                _hold_back(op, latest.get(op.device, previous))
+            if run.copy and previous and late.isdisjoint(t.op for t in op.inputs):
+                _hold_back(op, [0], latest.get(op.device, previous))
             continue
-        if run.in_backward and previous is not None:
+        if run.in_backward and previous:
             begins = run.copy and not runs[i - 1].copy
-            before = {previous} if begins else {latest.get(op.device, previous)}
+            before = {*(previous if begins else latest.get(op.device, previous))}
             before.update(bias for at in [at for at in due if at < i] for bias in due.pop(at))
+            if functions.calls(op):
+                data = [i for i, t in enumerate(op.inputs) if t.dtype not in kernels.HANDLES]
+                _hold_back(op, data, before)
             before.difference_update(tensor.op for tensor in op.inputs)
             tf_private.add_control_inputs(op, before)
-        latest[op.device] = previous = op
+        latest[op.device] = previous = _ends(op)
 
 
-def _hold_back(op: tf.Operation, before: tf.Operation) -> None:
-    """Makes `op` wait for `before` without a control edge of its own."""
-    source = op.inputs[0]
+def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Operation]) -> None:
+    """Makes `op` wait for `before` by some of its inputs, not by control edges of its own."""
+    for i in inputs:
+        source = op.inputs[i]
+        with _apart(op.graph), op.graph.device(op.device):
+            late = tf.identity(source, name=f"{source.op.name}{COPY}")
+        tf_private.add_control_inputs(
+            late.op, [other for other in before if other is not source.op]
+        )
+        tf_private.update_input(op, i, late)
+
+
+def _ends(op: tf.Operation) -> list[tf.Operation]:
+    """What to wait for, to wait for the end of `op`.
+
+    TensorFlow puts loops and branches in the place of an op that calls functions. Then what waits
+    for the op waits until it is known which branch to take; what it begins with waits for nothing
+    but data.
+    """
+    if not functions.calls(op):
+        return [op]
+    read = [t for t in op.outputs if t.consumers() and t.dtype not in kernels.HANDLES]
     with _apart(op.graph), op.graph.device(op.device):
-        late = tf.identity(source, name=f"{source.op.name}{COPY}")
-    tf_private.add_control_inputs(late.op, [before])
-    tf_private.update_input(op, 0, late)
+        return [tf.identity(tensor, name=f"{op.name}{COPY}").op for tensor in read] or [op]
 
 
 def _hold_back_for_xla(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:

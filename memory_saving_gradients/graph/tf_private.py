@@ -100,6 +100,14 @@ def gradient_functions() -> list[tuple[Any, str]]:
     return [(module, name) for module, name in functions if hasattr(module, name)]
 
 
+def function_graph(graph: tf.Graph, name: str) -> Any:
+    """The `FuncGraph` of a function that an op of `graph` calls. `Graph._get_function`: 1.0 on.
+
+    What it returns has the attribute `graph`: 2.12 on.
+    """
+    return graph._get_function(name).graph
+
+
 def in_control_flow(op: tf.Operation) -> bool:
     """Whether `op` lies in a v1 `while_loop` or `cond`. `_get_control_flow_context`: 1.0 on."""
     context = op._get_control_flow_context()

@@ -1,0 +1,182 @@
+"""Ops that call functions (`If`, `While`, `Case`, calls): what their bodies tell of them.
+
+In TensorFlow 2 a loop or branch is one op. Its gradient is another one, which reads what the first
+collected: the lists of a loop, the optional values of a branch. Both are variants, whose bytes
+only the bodies tell.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kernels, tf_private
+from memory_saving_gradients.graph.costs import Shapes
+
+_LOOPS = frozenset({"While", "StatelessWhile"})
+_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
+_MAKE_LISTS = frozenset({"TensorListFromTensor", "TensorListSplit", "TensorListScatterV2"})
+_ADD_TO_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # which input is the element
+_LIKE_LISTS = frozenset({"TensorListPopBack", "TensorListResize", "Identity", "ZerosLike"})
+
+# The rounds of a loop whose length the graph does not tell.
+_NOMINAL_ROUNDS = 16
+
+
+_calling: dict[str, bool] = {}  # by type of op
+
+
+def calls(op: tf.Operation) -> bool:
+    """Whether `op` calls functions."""
+    if op.type not in _calling:
+        _calling[op.type] = any(a.type in ("func", "list(func)") for a in op.op_def.attr)
+    return _calling[op.type]
+
+
+def bodies(op: tf.Operation) -> list[tf.Graph]:
+    """The functions that `op` calls: branches, the body of a loop (not its condition), a callee."""
+    found: list[tf.Graph] = []
+    if not calls(op):
+        return found
+    for name, value in sorted(op.node_def.attr.items()):
+        if name != "cond":
+            called = [value.func] if value.WhichOneof("value") == "func" else value.list.func
+            found.extend(tf_private.function_graph(op.graph, one.name) for one in called)
+    return found
+
+
+def may_repeat(op: tf.Operation) -> bool:
+    """Whether a second run of the functions that `op` calls would give the same.
+
+    It would not if they draw random numbers or have effects. They may read variables in the graph
+    of a `tf.function` that has not written to them: whatever writes later waits for the reads.
+    """
+    inside = [one for body in bodies(op) for one in _flattened(body)]
+    if any(one.op_def.is_stateful and one.type not in _READS for one in inside):
+        return False
+    handles = [t for t in op.inputs if t.dtype == tf.resource]
+    return not handles or (
+        hasattr(op.graph, "outer_graph")
+        and all(_only_reads(reader) for handle in handles for reader in handle.consumers())
+    )
+
+
+def _flattened(graph: tf.Graph) -> Iterator[tf.Operation]:
+    """The ops of a function, with those of the functions that it calls in their place."""
+    for op in graph.get_operations():
+        called = bodies(op)
+        for body in called:
+            yield from _flattened(body)
+        if not called:
+            yield op
+
+
+def _only_reads(op: tf.Operation) -> bool:
+    inside = [one for body in bodies(op) for one in _flattened(body)]
+    return all(one.type in _READS or not one.op_def.is_stateful for one in inside or [op])
+
+
+def passed_on(op: tf.Operation, output: int) -> int | None:
+    """The input that a loop hands on as an output, unchanged; None for what a round makes."""
+    if op.type not in _LOOPS:
+        return None
+    (body,) = bodies(op)
+    return output if _owner(body.outputs[output]) is body.inputs[output] else None
+
+
+def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
+    """The bytes that a variant holds: a list of tensors, or an optional one.
+
+    Args:
+        tensor: a tensor of dtype variant.
+        shapes: the shapes of its graph.
+
+    Returns:
+        Bytes; 0 for other variants.
+    """
+    op = tensor.op
+    if op.type in _MAKE_LISTS or op.type == "OptionalFromValue":
+        return sum(_bytes(t, shapes) for t in op.inputs[: 1 if op.type in _MAKE_LISTS else None])
+    if op.type in _ADD_TO_LISTS:
+        added = op.inputs[_ADD_TO_LISTS[op.type]]
+        return _bytes(op.inputs[0], shapes) + _bytes(added, shapes)
+    if op.type in _LIKE_LISTS:
+        return _bytes(op.inputs[0], shapes)
+    if op.type in _LOOPS:
+        if (handed_on := passed_on(op, tensor.value_index)) is not None:
+            return _bytes(op.inputs[handed_on], shapes)
+        (body,) = bodies(op)
+        return rounds(op) * _collected(body, body.outputs[tensor.value_index])
+    if op.type in _BRANCHES:
+        outputs = ((body.outputs[tensor.value_index], body) for body in bodies(op))
+        return max(_bytes(output, _shapes(body)) for output, body in outputs)
+    return 0
+
+
+def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
+    return held_bytes(tensor, shapes) if tensor.dtype == tf.variant else shapes.bytes(tensor)
+
+
+def _shapes(body: tf.Graph) -> Shapes:
+    return Shapes(body.get_operations())
+
+
+def _collected(body: tf.Graph, collection: tf.Tensor) -> int:
+    """The bytes by which one round of a loop makes a list longer.
+
+    What a variable owns, and what no round changes, takes none. What one round results in and the
+    next one begins with can be in two lists: each has its part of the bytes.
+    """
+    shapes = _shapes(body)
+    lists = [list(_elements(body, output)) for output in body.outputs]
+    shared = collections.Counter(element.name for one in lists for element in one)
+    elements = _elements(body, collection)
+    return sum(_bytes(element, shapes) // shared[element.name] for element in elements)
+
+
+def _elements(body: tf.Graph, collection: tf.Tensor) -> Iterator[tf.Tensor]:
+    """What a round adds to a list; the next round begins with its results."""
+    begins_with = {
+        t.name: _owner(result) for t, result in zip(body.inputs, body.outputs, strict=False)
+    }
+    while collection.op.type in _ADD_TO_LISTS:
+        element = _owner(collection.op.inputs[_ADD_TO_LISTS[collection.op.type]])
+        element = begins_with.get(element.name, element)
+        if element.op.type not in kernels.SOURCES:
+            yield element
+        collection = collection.op.inputs[0]
+
+
+def _owner(tensor: tf.Tensor) -> tf.Tensor:
+    while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
+        tensor = tensor.op.inputs[shown]
+    return tensor
+
+
+def rounds(op: tf.Operation) -> int:
+    """How often a loop goes round, where its condition compares a counter with a known number.
+
+    Args:
+        op: any op.
+
+    Returns:
+        The rounds; a nominal number where the graph does not tell it; 1 for what is no loop.
+    """
+    if op.type not in _LOOPS:
+        return 1
+    condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
+    given = dict(zip((t.name for t in condition.inputs), op.inputs, strict=True))
+    found = []
+    waiting = [condition.outputs[0].op]
+    while waiting:
+        one = waiting.pop()
+        if one.type == "Less":
+            first, bound = (tf.get_static_value(given.get(t.name, t)) for t in one.inputs)
+            if first is not None and bound is not None and bound > first:
+                found.append(int(bound - first))
+        elif one.type in ("LogicalAnd", "Identity"):
+            waiting.extend(t.op for t in one.inputs)
+    return min(found, default=_NOMINAL_ROUNDS)
