@@ -30,6 +30,9 @@ from memory_saving_gradients.planning.search import restored
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 
+# Predictions are no better than to a few percent: a plan that promises less is not applied.
+_WORTH_IT = 0.97
+
 # To say how low a budget may be, ever lower ones are tried in steps of this factor.
 _A_LITTLE_LOWER = 0.97
 
@@ -120,6 +123,7 @@ def _plan_and_rewrite(results: list[tf.Tensor], first_new: int, wish: Wish) -> t
     reading = read(results, first_new, wish.device, wish.cost_model)
     problem = reading.problem
     plain_peak = simulate(problem, baseline(problem)).peak
+    least_peak = min(plain_peak, simulate(problem, reading.perhaps).peak)
     budget = int(wish.budget * plain_peak) if isinstance(wish.budget, float) else wish.budget
     schedule, given = _schedule(reading, wish, budget)
     if budget is not None and simulate(problem, schedule).peak > budget:
@@ -128,7 +132,7 @@ def _plan_and_rewrite(results: list[tf.Tensor], first_new: int, wish: Wish) -> t
             raise unreachable(problem, lowest, budget)
         schedule = restored(problem, lowest, budget)
     plan = Plan.of(wish.strategy, problem, schedule, given, budget)
-    saves = plan.peak_bytes < plan.baseline_peak_bytes
+    saves = plan.peak_bytes < (plain_peak if budget is not None else _WORTH_IT * least_peak)
     if saves:
         rewrite(reading, plan.schedule)
     return plan, saves
@@ -228,6 +232,7 @@ def _why_nothing_is_saved(plan: Plan) -> str:
         )
     return intro + (
         f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
-        f"with {len(plan.recomputed)} ops recomputed: what is kept and what is alive at once in "
-        "the largest stretch to recompute take as much as all activations together."
+        f"with {len(plan.recomputed)} ops recomputed. What is kept and what is alive at once in "
+        "the largest stretch to recompute take as much as all activations together, or as those "
+        "of one loss, where several do not wait for one another."
     )

@@ -22,6 +22,8 @@ def _gelu(x: tf.Tensor) -> tf.Tensor:
 class GPT(Model):
     """Pre-norm Transformer decoder; the output projection is the embedding transposed.
 
+    Hard: the embedding's gradient is a sum of `IndexedSlices` and a dense tensor.
+
     Args:
         dropout: rate of dropout after attention and MLP, unseeded as users write it.
     """

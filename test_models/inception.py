@@ -26,6 +26,8 @@ _MODULES: tuple[tuple[int, ...] | None, ...] = (
 class Inception(ImageClassifier):
     """Inception v1 with batch normalisation, without the auxiliary classifiers.
 
+    Hard: four branches side by side, all of them alive at each concatenation.
+
     Args:
         shrink: divides all channels, for small tests.
     """

@@ -9,7 +9,10 @@ from test_models.model import Model
 
 
 class LSTM(Model):
-    """`layers` stacked LSTM cells, unrolled over `length` tokens in Python."""
+    """`layers` stacked LSTM cells, unrolled over `length` tokens in Python.
+
+    Hard: no bottleneck, as each step hands on the states of all layers; sums of many gradients.
+    """
 
     def __init__(
         self,

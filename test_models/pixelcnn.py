@@ -14,6 +14,8 @@ _ABOVE, _LEFT = (2, 3), (2, 2)
 class PixelCNN(Model):
     """The network and loss of PixelCNN++, without weight normalisation and dropout.
 
+    Hard: two streams, whose tensors wait in lists until the way up reads them in reverse.
+
     Args:
         blocks: gated blocks of each stream at each of the three resolutions.
         mixtures: logistic distributions that a pixel's colour is a mixture of.

@@ -9,7 +9,10 @@ from test_models.model import Model
 
 
 class Transformer(Model):
-    """Encoder and decoder of `layers` layers each, normalised after each sum as in the paper."""
+    """Encoder and decoder of `layers` layers each, normalised after each sum as in the paper.
+
+    Hard: every layer of the decoder reads the encoder's output, so every cut there holds it.
+    """
 
     def __init__(
         self,

@@ -1,10 +1,13 @@
-"""The test models at the size that tests run them, and every way of choosing checkpoints."""
+"""The test models at the size that tests run them, every way of choosing checkpoints, and runs."""
 
+import dataclasses
 import functools
 
+import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients import get_plans, gradients_memory
+from memory_saving_gradients import Plan, get_plans, gradients_memory
+from memory_saving_gradients.measure import session_peak
 from test_models import (
     GPT,
     LSTM,
@@ -82,3 +85,42 @@ def _peaks(name: str) -> tuple[int, int]:
         gradients_memory(step.loss, step.variables)
         (plan,) = get_plans()
     return plan.peak_bytes, plan.baseline_peak_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One step in a session: the loss and its gradients, what it left in variables, its plan."""
+
+    values: list
+    moving: list
+    peak: int
+    plan: Plan | None
+
+
+def run_session(make, batch, differentiate, static=True) -> Run:
+    """Builds a model, differentiates it with `differentiate(ys, xs)`, and runs one step."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(7)
+        model = make()
+        step = build_v1(model, batch if static else None)
+        fetches = [step.loss, *differentiate(step.loss, step.variables)]
+        config = v1.ConfigProto(inter_op_parallelism_threads=1)
+        with v1.Session(config=config) as session:
+            session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+            feed = step.feed(model.example(batch))
+            values, _ = session.run((fetches, v1.group(*step.updates)), feed)
+            moving = session.run(model.moving)
+            peak = session_peak(session, tf.nest.flatten(fetches, expand_composites=True), feed)
+        plans = get_plans(graph)
+    return Run(values, moving, peak, plans[-1] if plans else None)
+
+
+def assert_same(ours, plain):
+    """The same types, and the same values bit for bit."""
+    assert len(ours) == len(plain)
+    for one, other in zip(ours, plain, strict=True):
+        assert type(one) is type(other)
+        pairs = (tf.nest.flatten(value, expand_composites=True) for value in (one, other))
+        for a, b in zip(*pairs, strict=True):
+            np.testing.assert_array_equal(a, b)

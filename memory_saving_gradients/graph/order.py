@@ -103,7 +103,9 @@ def planned(
     return list(nx.lexicographical_topological_sort(graph, key=key))
 
 
-def executed(graph: nx.DiGraph, operations: Sequence[tf.Operation]) -> list[tf.Operation]:
+def executed(
+    graph: nx.DiGraph, operations: Sequence[tf.Operation], late_begins_first: bool = False
+) -> list[tf.Operation]:
     """The order in which TensorFlow's executor runs ops that nothing else orders.
 
     With one inter-op thread the executor goes on with one of the ops that an op made ready and
@@ -114,6 +116,9 @@ def executed(graph: nx.DiGraph, operations: Sequence[tf.Operation]) -> list[tf.O
     Args:
         graph: who waits for whom.
         operations: the ops, each after those that it waits for.
+        late_begins_first: of the ops that wait for nothing, those run first whose way to the end
+            is the shortest. Grappler's folding of constants can bring this about; the backward
+            passes of several losses then run one by one, and early.
     """
     waiting = dict(graph.in_degree)
     to_end: dict[tf.Operation, tuple[int, int]] = {}  # the place only makes the order definite
@@ -121,6 +126,8 @@ def executed(graph: nx.DiGraph, operations: Sequence[tf.Operation]) -> list[tf.O
         ways = (to_end[after][0] for after in graph.successors(op))
         to_end[op] = 1 + max(ways, default=0), place
     stack = [op for op in reversed(operations) if not waiting[op]]
+    if late_begins_first:
+        stack.sort(key=lambda op: -to_end[op][0])
     order = []
     while stack:
         op = stack.pop()

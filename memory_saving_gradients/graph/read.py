@@ -34,6 +34,7 @@ class Reading:
         operations: the operation of every op of the problem.
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
+        perhaps: another order in which the plain step may run, which is sometimes the real one.
         new: names of the ops that differentiation made and the step needs.
         unused: names of the ops that differentiation made in vain.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
@@ -43,6 +44,7 @@ class Reading:
     problem: Problem
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
+    perhaps: list[int]
     new: frozenset[str]
     unused: frozenset[str]
     unordered: frozenset[str]
@@ -115,14 +117,18 @@ def read(
         )
     kept = frozenset(tensor_of[t.name] for t in results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
-    executed = tuple(index_of[op] for op in order.executed(graph, ordered) if op in index_of)
-    problem = Problem(tuple(problem_ops), tuple(tensors), kept, executed)
+    executed, perhaps = (
+        [index_of[op] for op in order.executed(graph, ordered, late_first) if op in index_of]
+        for late_first in (False, True)
+    )
+    problem = Problem(tuple(problem_ops), tuple(tensors), kept, tuple(executed))
     new = frozenset(op.name for op in operations if created[op] >= first_new)
     made = {op.name for op, index in created.items() if index >= first_new}
     return Reading(
         problem=problem,
         operations=kept_ops,
         tensor_of=tensor_of,
+        perhaps=perhaps,
         new=new,
         unused=frozenset(made - new),
         unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),

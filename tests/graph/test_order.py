@@ -50,7 +50,7 @@ def test_what_adds_up_postponed_gradients_is_postponed(graph):
 
 def test_gated_gradients_are_still_right(graph):
     """`gate_gradients` makes all gradients of one op wait for one another."""
-    x = np.full((10, 200), 0.1, np.float32)
+    x = np.full((400, 200), 0.1, np.float32)
     weights = [tf.Variable(tf.ones((200, 200)) * 0.01) for _ in range(12)]
     h = tf.constant(x)
     for weight in weights:
