@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Container, Iterable, Iterator, Sequence
 
@@ -281,8 +282,9 @@ def _enforce(
         if op.type != "BiasAddGrad":
             last_reader.update((id(tensor), i) for tensor in op.inputs)
     due: dict[int, list[tf.Operation]] = {}  # what the run after this one waits for as well
-    latest: dict[str, list[tf.Operation]] = {}  # by device: what tells that its last run is over
-    previous: list[tf.Operation] = []
+    latest: dict[str, tf.Operation] = {}
+    previous: tf.Operation | None = None
+    end_of = functools.cache(_end_of)
     for i, (run, op) in enumerate(zip(runs, ops, strict=True)):
         if op.type == "BiasAddGrad":
             due.setdefault(max(i, last_reader.get(id(op.inputs[0]), i)), []).append(op)
@@ -290,19 +292,19 @@ def _enforce(
         if run.op.name in unordered:
             continue
         if run.op.name in as_plain:
-            if run.copy and previous and late.isdisjoint(t.op for t in op.inputs):
-                _hold_back(op, [0], latest.get(op.device, previous))
+            if run.copy and previous is not None and late.isdisjoint(t.op for t in op.inputs):
+                _hold_back(op, [0], end_of(latest.get(op.device, previous)))
             continue
-        if run.in_backward and previous:
+        if run.in_backward and previous is not None:
             begins = run.copy and not runs[i - 1].copy
-            before = {*(previous if begins else latest.get(op.device, previous))}
+            before = {*end_of(previous if begins else latest.get(op.device, previous))}
             before.update(bias for at in [at for at in due if at < i] for bias in due.pop(at))
             if functions.calls(op):
                 data = [i for i, t in enumerate(op.inputs) if t.dtype not in kernels.HANDLES]
                 _hold_back(op, data, before)
             before.difference_update(tensor.op for tensor in op.inputs)
             tf_private.add_control_inputs(op, before)
-        latest[op.device] = previous = _ends(op)
+        latest[op.device] = previous = op
 
 
 def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Operation]) -> None:
@@ -317,7 +319,7 @@ def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Oper
         tf_private.update_input(op, i, late)
 
 
-def _ends(op: tf.Operation) -> list[tf.Operation]:
+def _end_of(op: tf.Operation) -> list[tf.Operation]:
     """What to wait for, to wait for the end of `op`.
 
     TensorFlow puts loops and branches in the place of an op that calls functions. Then what waits

@@ -1,0 +1,187 @@
+"""Random networks, checkpoints and budgets: bit-equal gradients, no cycle, no loose ends."""
+
+import dataclasses
+import warnings
+
+import hypothesis
+import networkx as nx
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+from tensorflow.core.protobuf import rewriter_config_pb2
+
+from memory_saving_gradients import BudgetError, get_plans, gradients
+from memory_saving_gradients.graph.order import BACK_EDGES
+from memory_saving_gradients.graph.rewrite import COPY
+from tests.cases import assert_same
+from tests.fuzz.ops import OPS, ROWS, WIDTH, Builder, arity
+
+v1 = tf.compat.v1
+X = np.linspace(-2, 2, ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
+
+#: One layer: its name, and which of the newest tensors it reads.
+STEPS = st.tuples(st.sampled_from(sorted(OPS)), st.tuples(*[st.integers(0, 3)] * 3))
+
+TYPES = ["MatMul", "Tanh", "Mul", "AddV2", "Conv2D", "Sin", "Sigmoid", "ConcatV2"]
+CHOICES = st.one_of(
+    st.sampled_from([{"checkpoints": "memory"}, {"checkpoints": "speed"}]),
+    st.sets(st.sampled_from(TYPES)).map(lambda types: {"policy": sorted(types)}),
+    st.sets(st.integers(0, 99), min_size=1, max_size=5).map(lambda ops: {"list": sorted(ops)}),
+    st.floats(0.05, 1.0).map(lambda share: {"memory_budget": share}),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How a network is run."""
+
+    function: bool
+    grappler: bool
+    threads: int
+
+
+SETTINGS = st.builds(Setting, st.booleans(), st.booleans(), st.sampled_from([1, 4]))
+
+
+def network(program, builder, x):
+    """The loss of a random network, and what to differentiate it by."""
+    builder.begin()
+    pool = [tf.tanh(x), tf.sin(x)]
+    for name, chosen in program:
+        inputs = [pool[-1 - which % len(pool)] for which in chosen[: arity(name)]]
+        made = OPS[name](builder, *inputs)
+        pool.extend(made if isinstance(made, list) else [made])
+    loss = tf.reduce_mean(pool[-1]) + tf.reduce_mean(tf.square(tf.tanh(pool[-2])))
+    return loss, [x, *builder.trainable]
+
+
+def differentiate(ys, xs, choice):
+    """Plain gradients for None; else ours."""
+    # Sums of three gradients and more are rounded by the order of arrival: see README's limits.
+    options = {"aggregation_method": tf.AggregationMethod.EXPERIMENTAL_TREE}
+    if choice is None:
+        return v1.gradients(ys, xs, **options)
+    if "policy" in choice:
+        options["checkpoints"] = lambda op: op.type in choice["policy"]
+    elif "list" in choice:
+        forward = [op for op in ys.graph.get_operations() if leads_to(op, ys) and op.outputs]
+        options["checkpoints"] = [forward[i % len(forward)] for i in choice["list"]]
+    else:
+        options |= choice
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "memory_saving_gradients")
+        return gradients(ys, xs, **options)
+
+
+def leads_to(op, tensor):
+    """Whether `tensor` depends on `op` by data; found anew in each graph."""
+    known = getattr(tensor.graph, "leading", None)
+    if known is None:
+        known, waiting = set(), [tensor.op]
+        while waiting:
+            one = waiting.pop()
+            if one.name not in known:
+                known.add(one.name)
+                waiting.extend(t.op for t in one.inputs)
+        tensor.graph.leading = known
+    return op.name in known
+
+
+def config(setting):
+    made = v1.ConfigProto(inter_op_parallelism_threads=setting.threads)
+    if not setting.grappler:
+        made.graph_options.rewrite_options.disable_meta_optimizer = True
+        off = rewriter_config_pb2.RewriterConfig.OFF
+        made.graph_options.rewrite_options.constant_folding = off
+    return made
+
+
+def run_in_graph(program, choice, setting):
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(3)
+        x = v1.get_variable("x", initializer=X)
+        builder = Builder()
+        loss, xs = network(program, builder, x.read_value())
+        grads = differentiate(loss, xs, choice)
+        found = [i for i, grad in enumerate(grads) if grad is not None]
+        check(graph)
+        with v1.Session(config=config(setting)) as session:
+            session.run(v1.global_variables_initializer())
+            values = session.run([loss, *(grads[i] for i in found)])
+            return [found, *values, *session.run(builder.others)], get_plans(graph)
+
+
+def run_in_function(program, choice, setting):
+    tf.random.set_seed(3)
+    builder = Builder()
+
+    @tf.function(autograph=False)
+    def step(x):
+        loss, xs = network(program, builder, x)
+        grads = differentiate(loss, xs, choice)
+        return [loss, *(tf.constant(0.0) if grad is None else grad for grad in grads)]
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not setting.grappler})
+    try:
+        concrete = step.get_concrete_function(tf.TensorSpec(X.shape))
+        values = step(tf.constant(X))
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    check(concrete.graph)
+    return [*values, *(variable.numpy() for variable in builder.others)], get_plans(concrete.graph)
+
+
+def check(graph):
+    """No cycle, and no copy that nothing waits for."""
+    edges = nx.DiGraph()
+    for op in graph.get_operations():
+        edges.add_edges_from((t.op.name, op.name) for t in op.inputs if t.op.type not in BACK_EDGES)
+        edges.add_edges_from((before.name, op.name) for before in op.control_inputs)
+    assert nx.is_directed_acyclic_graph(edges)
+    loose = [name for name in edges if COPY in name and not edges.out_degree(name)]
+    assert not loose
+
+
+def compare(program, choice, setting):
+    run = run_in_function if setting.function else run_in_graph
+    plain, _ = run(program, None, setting)
+    try:
+        ours, plans = run(program, choice, setting)
+    except BudgetError as error:
+        ours, plans = run(program, {"memory_budget": error.lowest_peak_bytes}, setting)
+    hypothesis.event("planned" if plans else "left plain")
+    assert_same(ours, plain)
+
+
+def fuzz(examples, **settings):
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        print_blob=True,
+        **settings,
+    )
+    @hypothesis.given(st.lists(STEPS, min_size=3, max_size=12), CHOICES, SETTINGS)
+    def example(program, choice, setting):
+        counted.append(1)
+        compare(program, choice, setting)
+
+    counted = []
+    example()
+    print(f"{len(counted)} random networks")
+
+
+def test_there_are_many_kinds_of_layers():
+    assert len(OPS) >= 70
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_random_networks():
+    fuzz(100, derandomize=True, database=None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("deterministic")
+def test_many_random_networks():
+    fuzz(2000)
