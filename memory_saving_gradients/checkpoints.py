@@ -104,11 +104,14 @@ def forward_operations(ys: Iterable[tf.Tensor]) -> dict[str, tf.Operation]:
 
 def _collected(graph: tf.Graph, forward: dict[str, tf.Operation]) -> list[tf.Tensor]:
     """The tensors of the collection that belong to this forward graph."""
-    tensors = [
-        t
-        for item in graph.get_collection(COLLECTION)
-        for t in (item.outputs if isinstance(item, tf.Operation) else [item])
-    ]
+    items = graph.get_collection(COLLECTION)
+    for item in items:
+        if not isinstance(item, tf.Tensor | tf.Operation):
+            raise TypeError(
+                f'the collection "{COLLECTION}" must hold tensors and ops, got {item!r} of type '
+                f"{type(item).__name__}"
+            )
+    tensors = [t for item in items for t in getattr(item, "outputs", [item])]
     ours = [t for t in tensors if t.graph is graph and forward.get(t.op.name) is t.op]
     if not ours:
         state = f"holds {len(tensors)} tensors, none of them in" if tensors else "is empty in"
@@ -128,10 +131,10 @@ def _tensors(item: Any, forward: dict[str, tf.Operation], graph: tf.Graph) -> Se
         return item.outputs
     if isinstance(item, str | re.Pattern):
         return _named(item, forward)
-    if not tf.is_tensor(item):
+    if not tf.is_tensor(item) or isinstance(item, tf.Variable):
         raise TypeError(
             f"a checkpoint must be a tensor, an op, a name or a regular expression, got {item!r} "
-            f"of type {type(item).__name__}"
+            f"of type {type(item).__name__} (variables are kept anyway)"
         )
     _check_in_forward(item, forward, graph)
     return [item]

@@ -134,7 +134,7 @@ def _graph_of(ys: Any, xs: Any) -> tf.Graph:
             "gradients() inside a tf.function or a tf.compat.v1 graph."
         )
     for label, values in (("ys", ys), ("xs", xs)):
-        for value in tf.nest.flatten(values):
+        for value in tf.nest.flatten(values, expand_composites=True):
             if is_eager(value) and not isinstance(value, tf.Variable):
                 raise ValueError(
                     f"{label} has an eager tensor, {value!r}, which is in no graph: compute it "

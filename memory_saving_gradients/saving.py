@@ -63,7 +63,8 @@ def differentiate(
     if graph in graphs:  # asked by a gradient function, whose ops belong to a larger backward pass
         return call(), None
     flat = tf.nest.flatten(ys, expand_composites=True)
-    forward = forward_operations([y for y in flat if getattr(y, "graph", None) is graph])
+    ours = [y for y in flat if tf.is_tensor(y) and getattr(y, "graph", None) is graph]
+    forward = forward_operations(ours)
     wish = options.wish(forward, graph)
     first_new = len(graph.get_operations())
     graphs.add(graph)

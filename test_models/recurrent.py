@@ -78,8 +78,8 @@ class KerasRNN(Model):
                 recurrent = keras.Bidirectional(
                     keras.GRU(width // 2, return_sequences=True, recurrent_dropout=0.3, dropout=0.3)
                 )
-            dense = [keras.Dense(width, activation="elu") for _ in range(8)]
-            self._layers = [*dense[:4], recurrent, *dense[4:]]
+            dense = [keras.Dense(width, activation="elu") for _ in range(12)]
+            self._layers = [*dense[:6], recurrent, *dense[6:]]
             for one in self._layers:
                 one.build((None, length, width))
 

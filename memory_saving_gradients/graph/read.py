@@ -308,12 +308,13 @@ def _pinned(
 
 
 def _terms_in_use(op: tf.Operation, buffers: Buffers) -> set[tf.Operation]:
-    """The makers of terms of an `AddN` that must stay as long as in the plain step.
+    """The ops that make and read terms of an `AddN` which must stay as long as in the plain step.
 
     The kernel writes its sum over the first term that nobody else will read, and begins with that
     one. Where that is not the first or second, it decides how the sum is rounded.
     """
-    used = [any(reader is not op for reader in t.consumers()) for t in op.inputs]
-    if not all(used[:2]):
+    readers = [[reader for reader in t.consumers() if reader is not op] for t in op.inputs]
+    if not all(readers[:2]):
         return set()
-    return {buffers.shown_by(t).op for t, is_used in zip(op.inputs, used, strict=True) if is_used}
+    used = {buffers.shown_by(t).op for t, others in zip(op.inputs, readers, strict=True) if others}
+    return used.union(*readers)
