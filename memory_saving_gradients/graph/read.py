@@ -303,18 +303,7 @@ def _pinned(
         ):
             pinned.add(op)
         elif op.type == "AddN" and len(op.inputs) > 2 and not op.outputs[0].dtype.is_integer:
-            pinned |= {op, *_terms_in_use(op, buffers)}
+            # Its kernel begins with the first term that nobody else will read. A second run would
+            # be such a reader.
+            pinned.add(op)
     return pinned
-
-
-def _terms_in_use(op: tf.Operation, buffers: Buffers) -> set[tf.Operation]:
-    """The ops that make and read terms of an `AddN` which must stay as long as in the plain step.
-
-    The kernel writes its sum over the first term that nobody else will read, and begins with that
-    one. Where that is not the first or second, it decides how the sum is rounded.
-    """
-    readers = [[reader for reader in t.consumers() if reader is not op] for t in op.inputs]
-    if not all(readers[:2]):
-        return set()
-    used = {buffers.shown_by(t).op for t, others in zip(op.inputs, readers, strict=True) if others}
-    return used.union(*readers)

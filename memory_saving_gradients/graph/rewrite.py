@@ -68,12 +68,21 @@ def _refuse(op: tf.Operation, *grads: tf.Tensor) -> None:
 
 
 def rewrite(reading: Reading, schedule: Schedule) -> None:
-    """Makes the graph follow a schedule.
+    """Makes the graph follow a schedule; an error leaves its ops as they are.
 
     Args:
         reading: the step as it was read.
         schedule: what to run, in which order.
     """
+    with tf_private.all_or_nothing():
+        before = _edit(reading, schedule)
+    rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
+    for place, tensor in before.items():
+        rerouted.setdefault(place, tensor)
+
+
+def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
+    """Edits the graph; returns what the inputs read before that read copies now."""
     edits = _Edits(reading)
     as_plain = grappler.left_alone(reading)
     for_xla = tf_private.in_xla(reading.operations[0].graph)
@@ -83,20 +92,21 @@ def rewrite(reading: Reading, schedule: Schedule) -> None:
             edits.add_gate(gates[place])
         edits.add_run(index)
     copies = _make_copies(edits)
-    rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for name, (_, op) in edits.nodes.items():
         # With fewer readers than in the plain step, it would be merged where it was not.
         if op.type in grappler.ASSOCIATIVE and op.name not in as_plain:
             tf_private.set_unmerged(op)
             tf_private.set_unmerged(copies[name])
+    before = {}
     for op, index, reference in edits.inputs:
         copy = copies[str(reference.copy)].outputs[reference.index]
-        rerouted.setdefault((op.name, index), op.inputs[index].name)
+        before[op.name, index] = op.inputs[index].name
         tf_private.update_input(op, index, copy)
     if for_xla:
         _hold_back_for_xla(edits.runs, copies)
     else:
         _enforce(edits.runs, copies, reading.unordered, as_plain)
+    return before
 
 
 #: By graph: (op, input) -> the tensor that it read before it was made to read a copy. Names, as

@@ -7,9 +7,12 @@ touches an attribute that starts with an underscore.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -119,13 +122,45 @@ def is_reference(tensor: tf.Tensor) -> bool:
     return tensor.dtype._is_ref_dtype
 
 
+_undo = threading.local()  # `edits`: what takes back the edits of this thread, newest last
+
+
+@contextlib.contextmanager
+def all_or_nothing() -> Iterator[None]:
+    """Within it, an error takes back what the functions below did to ops.
+
+    TensorFlow cannot remove ops that were made; nothing reads those.
+    """
+    edits: list[Callable[[], object]] = []
+    _undo.edits = edits
+    try:
+        yield
+    except BaseException:
+        for take_back in reversed(edits):
+            take_back()
+        raise
+    finally:
+        _undo.edits = None
+
+
+def _can_be_undone(take_back: Callable[[], object]) -> None:
+    if getattr(_undo, "edits", None) is not None:
+        _undo.edits.append(take_back)
+
+
 def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Makes `tensor` the input `index` of `op`. `Operation._update_input`: 1.0 on."""
+    _can_be_undone(functools.partial(op._update_input, index, op.inputs[index]))
     op._update_input(index, tensor)
 
 
 def add_control_inputs(op: tf.Operation, before: Iterable[tf.Operation]) -> None:
-    """Makes `op` wait for the ops `before`. `Operation._add_control_inputs`: 1.0 on."""
+    """Makes `op` wait for the ops `before`.
+
+    `Operation._add_control_inputs` and `_remove_all_control_inputs`: 1.0 on.
+    """
+    _can_be_undone(functools.partial(op._add_control_inputs, op.control_inputs))
+    _can_be_undone(op._remove_all_control_inputs)
     op._add_control_inputs(list(before))
 
 
@@ -152,8 +187,13 @@ UNMERGED = (
 
 
 def set_unmerged(op: tf.Operation) -> None:
-    """Keeps Grappler from merging `op` with its reader. `Operation._set_attr`: 1.0 on."""
+    """Keeps Grappler from merging `op` with its reader.
+
+    `Operation._set_attr` and `_clear_attr`: 1.0 on.
+    """
     for name in UNMERGED:
+        if name not in op.node_def.attr:
+            _can_be_undone(functools.partial(op._clear_attr, name))
         op._set_attr(name, attr_value_pb2.AttrValue(b=True))
 
 
@@ -191,7 +231,8 @@ class Estimator:
         self._item = grappler_item.Item(meta_graph)
         self._device = device_properties_pb2.NamedDevice(
             name=f"/job:localhost/replica:0/task:0/device:{device['type']}:0",
-            properties=device_properties_pb2.DeviceProperties(**device),
+            # Nothing runs, so no graph is too large.
+            properties=device_properties_pb2.DeviceProperties(**device | {"memory_size": 2**62}),
         )
 
     def seconds(self) -> dict[str, float]:

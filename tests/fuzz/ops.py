@@ -116,7 +116,8 @@ def select(b, x, y):
 
 @layer
 def add_n(b, x, y, z):
-    return tf.add_n([x, y, z])
+    # Not x, y and z themselves: if others read them, the rounding is a matter of time (README).
+    return tf.add_n([tf.sin(x), tf.cos(y), tf.tanh(z)])
 
 
 @layer
