@@ -31,7 +31,6 @@ DEVICES: dict[str, Device] = {
         "l1_cache_size": 32 * 2**10,
         "l2_cache_size": 2**20,
         "l3_cache_size": 30 * 2**20,
-        "memory_size": 16 * 2**30,
         "bandwidth": 20 * 2**20,
     },
     "t4": _gpu(40, 1590, "7.5", 320),
