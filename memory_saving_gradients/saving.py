@@ -20,6 +20,8 @@ import tensorflow as tf
 
 from memory_saving_gradients.budgets import unreachable
 from memory_saving_gradients.checkpoints import forward_operations
+from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph.branches import has_branches, recompute_inside
 from memory_saving_gradients.graph.read import Reading, read
 from memory_saving_gradients.graph.rewrite import as_differentiated, rewrite
 from memory_saving_gradients.options import Options, Wish
@@ -122,21 +124,77 @@ def _no_garbage_collection() -> Iterator[None]:
 def _plan_and_rewrite(results: list[tf.Tensor], first_new: int, wish: Wish) -> tuple[Plan, bool]:
     """The plan, and whether it saves memory, so that it was applied."""
     reading = read(results, first_new, wish.device, wish.cost_model)
-    problem = reading.problem
-    plain_peak = simulate(problem, baseline(problem)).peak
-    least_peak = min(plain_peak, simulate(problem, reading.perhaps).peak)
-    budget = int(wish.budget * plain_peak) if isinstance(wish.budget, float) else wish.budget
-    schedule, given = _schedule(reading, wish, budget)
-    if budget is not None and simulate(problem, schedule).peak > budget:
-        lowest = _lowest(reading, wish)
-        if simulate(problem, lowest).peak > budget:
-            raise unreachable(problem, lowest, budget)
-        schedule = restored(problem, lowest, budget)
-    plan = Plan.of(wish.strategy, problem, schedule, given, budget)
-    saves = plan.peak_bytes < (plain_peak if budget is not None else _WORTH_IT * least_peak)
+    if _asks_for_branches(wish, reading):
+        with contextlib.suppress(_NoBetter):
+            return _plan_with_branches(results, first_new, wish, reading), True
+    plan = _plan(reading, wish)
+    if wish.budget is None:
+        least_peak = min(plan.baseline_peak_bytes, _peak(reading, reading.perhaps))
+        saves = plan.peak_bytes < _WORTH_IT * least_peak
+    else:
+        saves = plan.peak_bytes < plan.baseline_peak_bytes
     if saves:
         rewrite(reading, plan.schedule)
     return plan, saves
+
+
+def _asks_for_branches(wish: Wish, reading: Reading) -> bool:
+    """Whether what is inside branches is to be recomputed, too."""
+    if wish.plan:
+        return (
+            has_branches(reading) and wish.plan.problem.fingerprint != reading.problem.fingerprint
+        )
+    return wish.strategy == "memory" and wish.budget is None and has_branches(reading)
+
+
+def _plan_with_branches(
+    results: list[tf.Tensor], first_new: int, wish: Wish, plain: Reading
+) -> Plan:
+    """A plan that recomputes inside branches as well, applied; raises where that is no better."""
+    with tf_private.all_or_nothing():
+        moved = recompute_inside(plain, functools.partial(_rewrite_inside, wish.device))
+        reading = read(results, first_new, wish.device, wish.cost_model)
+        plan = _plan(reading, wish)
+        if not wish.plan and plan.peak_bytes >= _plan(plain, wish).peak_bytes:
+            raise _NoBetter
+        rewrite(reading, plan.schedule, moved)
+    added = reading.problem.costs.sum() / plain.problem.costs.sum()
+    return dataclasses.replace(
+        plan,
+        baseline_peak_bytes=_peak(plain, baseline(plain.problem)),
+        overhead=float((1 + plan.overhead) * added - 1),
+    )
+
+
+class _NoBetter(Exception):
+    """To recompute inside branches does not lower the peak."""
+
+
+def _rewrite_inside(device: str, results: list[tf.Tensor], first_new: int) -> None:
+    """Plans and rewrites the step inside a branch."""
+    reading = read(results, first_new, device)
+    schedule = STRATEGIES["memory"](reading.problem)
+    if _peak(reading, schedule) < _peak(reading, baseline(reading.problem)):
+        rewrite(reading, schedule)
+
+
+def _peak(reading: Reading, schedule: Schedule) -> int:
+    return simulate(reading.problem, schedule).peak
+
+
+def _plan(reading: Reading, wish: Wish) -> Plan:
+    """The plan for a step; raises `BudgetError` if it misses the budget."""
+    problem = reading.problem
+    budget = wish.budget
+    if isinstance(budget, float):
+        budget = int(budget * _peak(reading, baseline(problem)))
+    schedule, given = _schedule(reading, wish, budget)
+    if budget is not None and _peak(reading, schedule) > budget:
+        lowest = _lowest(reading, wish)
+        if _peak(reading, lowest) > budget:
+            raise unreachable(problem, lowest, budget)
+        schedule = restored(problem, lowest, budget)
+    return Plan.of(wish.strategy, problem, schedule, given, budget)
 
 
 def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedule, list[str]]:

@@ -16,7 +16,8 @@ from memory_saving_gradients.graph import kernels, tf_private
 from memory_saving_gradients.graph.costs import Shapes
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
-_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+#: In TensorFlow 2, a branch is one of these.
+BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
 _MAKE_LISTS = frozenset({"TensorListFromTensor", "TensorListSplit", "TensorListScatterV2"})
 _ADD_TO_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # which input is the element
@@ -110,7 +111,7 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = bodies(op)
         return rounds(op) * _collected(body, body.outputs[tensor.value_index])
-    if op.type in _BRANCHES:
+    if op.type in BRANCHES:
         outputs = ((body.outputs[tensor.value_index], body) for body in bodies(op))
         return max(_bytes(output, _shapes(body)) for output, body in outputs)
     return 0

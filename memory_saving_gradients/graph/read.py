@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import networkx as nx
 import numpy as np
@@ -89,7 +89,7 @@ def read(
         workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
     for op in kept_ops:
         if functions.calls(op):
-            seconds[op.name], workspaces[op.name] = _called(op, properties)
+            seconds[op.name], workspaces[op.name] = _called(op, properties, graph)
     if cost_model == "measured":
         measured = measure_ops(results, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
@@ -104,7 +104,7 @@ def read(
             Op(
                 name=op.name,
                 inputs=tuple(_reads(op, tensor_of)),
-                outputs=_makes(op, tensor_of, buffers),
+                outputs=_makes(op, tensor_of, buffers, graph),
                 cost=seconds[op.name],
                 workspace=workspaces[op.name],
                 backward=op in backward,
@@ -159,11 +159,18 @@ def _numbered(
     return tensor_of, tensors
 
 
-def _called(op: tf.Operation, device: Device) -> tuple[float, int]:
+def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> tuple[float, int]:
     """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
     dearest, most = 0.0, 0
     for body in functions.bodies(op):
-        inside = [one for one in body.get_operations() if one.type != "Placeholder"]
+        created = {one: i for i, one in enumerate(body.get_operations())}
+        made = {t.value_index for t in _made_at_all(op, step)}
+        loop = op.type not in functions.BRANCHES
+        outputs = [t for i, t in enumerate(body.outputs) if loop or i in made]
+        needed = nx.lexicographical_topological_sort(
+            order.dependencies(outputs), key=created.__getitem__
+        )
+        inside = [one for one in needed if one.type != "Placeholder"]
         shapes = Shapes(inside)
         buffers = Buffers(inside, shapes)
         tensor_of, tensors = _numbered(inside, buffers)
@@ -172,10 +179,10 @@ def _called(op: tf.Operation, device: Device) -> tuple[float, int]:
         for one in inside:
             cost, workspace = seconds[one.name], kernels.workspace(one, shapes)
             if functions.calls(one):
-                cost, workspace = _called(one, device)
-            read, made = tuple(_reads(one, tensor_of)), _makes(one, tensor_of, buffers)
-            steps.append(Op(one.name, read, made, cost, workspace))
-        results = frozenset(tensor_of[t.name] for t in body.outputs if t.name in tensor_of)
+                cost, workspace = _called(one, device, created)
+            reads, makes = _reads(one, tensor_of), _makes(one, tensor_of, buffers, created)
+            steps.append(Op(one.name, tuple(reads), makes, cost, workspace))
+        results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)
         if not tensors:
             continue
         simulation = simulate(Problem(tuple(steps), tuple(tensors), results), range(len(steps)))
@@ -218,10 +225,22 @@ def _reads(op: tf.Operation, tensor_of: dict[str, int]) -> list[int]:
     return list(dict.fromkeys(tensor_of[t.name] for t in inputs if t.name in tensor_of))
 
 
-def _makes(op: tf.Operation, tensor_of: dict[str, int], buffers: Buffers) -> tuple[int, ...]:
+def _makes(
+    op: tf.Operation,
+    tensor_of: dict[str, int],
+    buffers: Buffers,
+    step: Container[tf.Operation],
+) -> tuple[int, ...]:
     """The tensors that `op` makes; what it only shows is not among them."""
-    owned = (t for t in op.outputs if buffers.shown_by(t) is t)
+    owned = (t for t in _made_at_all(op, step) if buffers.shown_by(t) is t)
     return tuple(tensor_of[t.name] for t in owned if t.name in tensor_of)
+
+
+def _made_at_all(op: tf.Operation, step: Container[tf.Operation]) -> list[tf.Tensor]:
+    """The outputs of `op`; of a branch, where TensorFlow prunes others, what the step reads."""
+    if op.type not in functions.BRANCHES:
+        return op.outputs
+    return [t for t in op.outputs if any(reader in step for reader in t.consumers())]
 
 
 def _conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:

@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -67,17 +67,21 @@ def _refuse(op: tf.Operation, *grads: tf.Tensor) -> None:
     )
 
 
-def rewrite(reading: Reading, schedule: Schedule) -> None:
+def rewrite(
+    reading: Reading, schedule: Schedule, moved: Mapping[tuple[str, int], str] | None = None
+) -> None:
     """Makes the graph follow a schedule; an error leaves its ops as they are.
 
     Args:
         reading: the step as it was read.
         schedule: what to run, in which order.
+        moved: (op, input) to the name of what it read when it was differentiated, for inputs that
+            have been changed since.
     """
     with tf_private.all_or_nothing():
         before = _edit(reading, schedule)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
-    for place, tensor in before.items():
+    for place, tensor in {**before, **(moved or {})}.items():
         rerouted.setdefault(place, tensor)
 
 
@@ -339,6 +343,8 @@ def _end_of(op: tf.Operation) -> list[tf.Operation]:
     if not functions.calls(op):
         return [op]
     read = [t for t in op.outputs if t.consumers() and t.dtype not in kernels.HANDLES]
+    # What a branch kept may be read by nothing in the end, and should not be made for us.
+    read = [t for t in read if t.dtype != tf.variant] or read
     with _apart(op.graph), op.graph.device(op.device):
         return [tf.identity(tensor, name=f"{op.name}{COPY}").op for tensor in read] or [op]
 

@@ -22,10 +22,10 @@ from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import backprop
 from tensorflow.python.eager.polymorphic_function import autograph_util
-from tensorflow.python.framework import test_util
+from tensorflow.python.framework import func_graph, test_util
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import item as grappler_item
-from tensorflow.python.ops import control_flow_util, gradients
+from tensorflow.python.ops import control_flow_util, control_flow_util_v2, gradients
 
 
 def onednn_enabled() -> bool:
@@ -111,6 +111,17 @@ def function_graph(graph: tf.Graph, name: str) -> Any:
     return graph._get_function(name).graph
 
 
+def new_function_graph(name: str) -> Any:
+    """An empty graph of a function, within the default graph. `func_graph.FuncGraph`: 1.13 on."""
+    return func_graph.FuncGraph(name)
+
+
+def function_of(body: Any, graph: tf.Graph) -> str:
+    """Adds a function to `graph`; its name. `create_new_tf_function`: 1.14 on."""
+    with graph.as_default():
+        return control_flow_util_v2.create_new_tf_function(body)
+
+
 def in_control_flow(op: tf.Operation) -> bool:
     """Whether `op` lies in a v1 `while_loop` or `cond`. `_get_control_flow_context`: 1.0 on."""
     context = op._get_control_flow_context()
@@ -131,16 +142,19 @@ def all_or_nothing() -> Iterator[None]:
 
     TensorFlow cannot remove ops that were made; nothing reads those.
     """
+    around = getattr(_undo, "edits", None)
     edits: list[Callable[[], object]] = []
     _undo.edits = edits
     try:
         yield
+        if around is not None:
+            around.extend(edits)
     except BaseException:
         for take_back in reversed(edits):
             take_back()
         raise
     finally:
-        _undo.edits = None
+        _undo.edits = around
 
 
 def _can_be_undone(take_back: Callable[[], object]) -> None:
