@@ -34,14 +34,20 @@ class UNet(Model):
         for level in range(self.levels):
             h = self._two_convs(h, self.width * 2**level, f"down{level}")
             skips.append(h)
-            h = tf.nn.max_pool2d(h, 2, 2, "SAME")
+            h = self._pool(h)
         h = self._two_convs(h, self.width * 2**self.levels, "bottom")
         for level in reversed(range(self.levels)):
             filters = self.width * 2**level
             h = self._upsample(h, filters, f"up{level}_transpose")
             h = self._two_convs(tf.concat([skips[level], h], -1), filters, f"up{level}")
-        logits = self.conv(h, 2, 1, "head", bias=True)
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(masks, logits))
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(masks, self._head(h))
+        return tf.reduce_mean(losses)
+
+    def _pool(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.max_pool2d(x, 2, 2, "SAME")
+
+    def _head(self, x: tf.Tensor) -> tf.Tensor:
+        return self.conv(x, 2, 1, "head", bias=True)
 
     def _two_convs(self, x: tf.Tensor, filters: int, name: str) -> tf.Tensor:
         for i in range(2):
@@ -68,23 +74,17 @@ class UNet3D(UNet):
     Hard: three-dimensional kernels, of which other tools know neither cost nor scratch space.
     """
 
-    def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
-        h, masks = inputs
-        skips = []
-        for level in range(self.levels):
-            h = self._two_convs(h, self.width * 2**level, f"down{level}")
-            skips.append(h)
-            h = tf.nn.max_pool3d(h, 2, 2, "SAME")
-        h = self._two_convs(self.tick(h), self.width * 2**self.levels, "bottom")
-        for level in reversed(range(self.levels)):
-            filters = self.width * 2**level
-            channels, sides = int(h.shape[-1]), [2 * int(side) for side in h.shape[1:4]]
-            kernel = self.parameter(f"up{level}/kernel", (2, 2, 2, filters, channels), 0.1)
-            shape = tf.stack([tf.shape(h)[0], *sides, filters])
-            h = tf.nn.conv3d_transpose(h, kernel, shape, strides=2)
-            h = self._two_convs(tf.concat([skips[level], h], -1), filters, f"up{level}")
-        logits = h @ self.parameter("head", (self.width, 2), 0.1)
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(masks, logits))
+    def _pool(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.max_pool3d(x, 2, 2, "SAME")
+
+    def _upsample(self, x: tf.Tensor, filters: int, name: str) -> tf.Tensor:
+        channels, sides = int(x.shape[-1]), [2 * int(side) for side in x.shape[1:4]]
+        kernel = self.parameter(f"{name}/kernel", (2, 2, 2, filters, channels), 0.1)
+        shape = tf.stack([tf.shape(x)[0], *sides, filters])
+        return tf.nn.conv3d_transpose(x, kernel, shape, strides=2)
+
+    def _head(self, x: tf.Tensor) -> tf.Tensor:
+        return self.tick(x) @ self.parameter("head", (self.width, 2), 0.1)
 
     def _two_convs(self, x: tf.Tensor, filters: int, name: str) -> tf.Tensor:
         for i in range(2):
