@@ -59,7 +59,12 @@ def nodes(graph):
         if COPY not in node.name
         for name in node.input
     }
-    return {k: v for k, v in definitions.items() if COPY not in k or k in read_by_plain}
+    # Serialised, as NaN is not equal to NaN.
+    return {
+        name: node.SerializeToString(deterministic=True)
+        for name, node in definitions.items()
+        if COPY not in name or name in read_by_plain
+    }
 
 
 def inject(monkeypatch, where, name, call):

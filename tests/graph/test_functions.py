@@ -175,7 +175,7 @@ def test_functional_forms_are_recomputed_as_one_op(form):
     assert_same(ours, plain)
     assert peak < 0.8 * plain_peak
     # The graph does not tell which branch is taken, nor all that a list shares with others.
-    assert plan.baseline_peak_bytes == pytest.approx(plain_peak, rel=0.4)
+    assert plan.baseline_peak_bytes == pytest.approx(plain_peak, rel=0.5)
 
 
 @pytest.mark.parametrize("form", [loop_with_dropout, branch_with_dropout])
