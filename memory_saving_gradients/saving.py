@@ -32,8 +32,8 @@ from memory_saving_gradients.planning.search import restored
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 
-# Predictions are no better than to a few percent: a plan that promises less is not applied.
-_WORTH_IT = 0.97
+# A plan that promises less than this is not applied: predictions are no better.
+_WORTH_IT = 0.99
 
 # To say how low a budget may be, ever lower ones are tried in steps of this factor.
 _A_LITTLE_LOWER = 0.97

@@ -19,7 +19,12 @@ HOW = {
 }
 
 #: Too large for the ordinary run.
-LARGE = ("DenseNet-121", "ResNet-101, auxiliary loss", "1,000-layer ResNet")
+LARGE = (
+    "DenseNet-121",
+    "ResNet-101, auxiliary loss",
+    "1,000-layer ResNet",
+    "200 parallel towers",
+)
 
 
 @functools.cache

@@ -97,7 +97,7 @@ def metrics():
 def regularisation():
     inputs = keras.Input((SIZE, SIZE, 3))
     x = inputs
-    for _ in range(5):
+    for _ in range(10):
         x = layers.Conv2D(8, 3, padding="same", activation="tanh", kernel_regularizer="l2")(x)
         x = layers.ActivityRegularization(l2=1e-4)(x)
     outputs = layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x))

@@ -39,7 +39,12 @@ def measured(make, batch, differentiate, threads=1):
     return peak, plans[-1] if plans else None
 
 
-@pytest.mark.parametrize("name", RATIOS)
+LARGE = ("DenseNet, 2 × 12 layers, batch 64", "ResNet-50, 96 px, batch 32")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in RATIOS]
+)
 def test_predicted_peak_is_the_measured_one_and_memory_drops(name, record_property):
     peaks, plans = {}, {}
     for method, differentiate in METHODS.items():

@@ -55,7 +55,7 @@ def test_xla_allocates_less(name):
     ("name", "how"),
     [
         ("gpt", "memory"),
-        ("resnet20", "memory"),
+        pytest.param("resnet20", "memory", marks=pytest.mark.slow),
         pytest.param("lstm", "memory", marks=pytest.mark.slow),
         pytest.param("transformer", "speed", marks=pytest.mark.slow),
         pytest.param("mobilenet", "memory", marks=pytest.mark.slow),
