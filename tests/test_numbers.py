@@ -61,6 +61,17 @@ def test_a_step_of_no_bytes_to_speak_of(graph, shape):
     assert_same(ours, plain)
 
 
+@pytest.mark.filterwarnings("ignore:memory_saving_gradients")
+@pytest.mark.parametrize("how", [{"checkpoints": "memory"}, {"checkpoints": "speed"}])
+def test_a_step_that_makes_no_tensor(graph, how):
+    x = v1.placeholder(tf.float32, (40, 20))
+    start = v1.placeholder(tf.float32, (800,))
+    (grad,) = gradients(tf.reshape(x, [800]), x, grad_ys=start, **how)
+    with v1.Session() as session:
+        fed = np.arange(800, dtype=np.float32)
+        np.testing.assert_array_equal(session.run(grad, {start: fed}), fed.reshape(40, 20))
+
+
 def test_empty_tensors_beside_full_ones(graph):
     x = v1.placeholder(tf.float32, (40, 20))
     w = v1.get_variable("w", (20, 20), initializer=v1.orthogonal_initializer(seed=1))

@@ -183,7 +183,7 @@ class _Pair:
                     known[placeholder.name] = given[tensor.name]
             body.outputs = _inlined(self._second, self._second.outputs, known)
             body.inputs = [given[t.name] for t in inputs]
-        inside([t for t in body.outputs if t.dtype.is_floating], first_new)
+        inside([t for t in body.outputs if t.dtype != tf.variant], first_new)
         return body
 
 

@@ -95,7 +95,7 @@ def read(
         seconds |= {name: found.seconds for name, found in measured.items()}
         workspaces |= {name: found.workspace for name, found in measured.items()}
     moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in kept_ops}
-    a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops]))
+    a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops] or [0.0]))
     problem_ops = []
     conditional = _conditional(ordered)
     pinned = _pinned([op for op in ordered if op not in backward], conditional, buffers)

@@ -86,7 +86,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     if len(unmade) or missing:
         name = problem.tensors[int(tensors[unmade[0]]) if len(unmade) else min(missing)].name
         raise ValueError(f"the schedule reads {name} before any op has made it")
-    ends = np.append(begins[1:], len(tensors)) - 1
+    ends = np.append(begins[1:], len(tensors))[: len(begins)] - 1
     tensor, made, last = tensors[begins], entries[begins], entries[ends]
 
     final = problem.is_result[tensor] & (np.append(tensor[1:], -1) != tensor)

@@ -19,6 +19,8 @@ _SIMULATED_OPS = 15_000
 
 def memory(problem: Problem) -> Schedule:
     """The lowest peak found with every op run at most twice."""
+    if not problem.may_repeat.any():
+        return range(len(problem.ops))
     found = best(problem, [lowest_peak(problem), sqrt_spaced(problem)])
     aim = int(_AIM * simulate(problem, found).peak)
     found = lowered(problem, found, aim, 2, _SIMULATED_OPS // (1 + len(problem.ops)))

@@ -61,6 +61,26 @@ def both_sides():
     return tf.reduce_mean(h**2), v1.trainable_variables()
 
 
+def one_side_does_nothing():
+    x = v1.get_variable("x", (ROWS, WIDTH), initializer=v1.random_normal_initializer(seed=1))
+    reads = [tf.convert_to_tensor(w) for w in weights(12)]
+    h = tf.cond(tf.reduce_sum(x) < 1e9, lambda: deep(x * 1.0, reads), lambda: x * 1.0)
+    return tf.reduce_mean(h**2), v1.trainable_variables()
+
+
+def complex_numbers():
+    x = v1.get_variable("x", (ROWS, WIDTH), initializer=v1.random_normal_initializer(seed=1))
+
+    def transformed(h):
+        for _ in range(12):
+            h = tf.signal.fft(tf.sin(h) + h)
+        return h
+
+    h = tf.complex(x, x) * 1e-9
+    h = tf.cond(tf.reduce_sum(x) < 1e9, lambda: transformed(h), lambda: h)
+    return tf.reduce_mean(tf.abs(h)), [x]
+
+
 def run(differentiate, build):
     with tf.Graph().as_default() as graph:
         v1.set_random_seed(5)
@@ -77,6 +97,8 @@ BUILDS = {
     "dropout": lambda: one_branch(0.5),
     "variables": with_variables,
     "both sides": both_sides,
+    "one side does nothing": one_side_does_nothing,
+    "complex numbers": complex_numbers,
 }
 
 
