@@ -56,10 +56,14 @@ def recompute_inside(reading: Reading, inside: Inside) -> dict[tuple[str, int], 
 
 
 def _pairs(reading: Reading) -> list[tuple[tf.Operation, tf.Operation]]:
-    """The `If`s of a step that read what another one kept: that one, and they."""
+    """The `If`s of a step that read what another one kept: that one, and they.
+
+    One with state runs whether or not something reads it, so that nothing can take its place.
+    """
     found = []
     for op, described in zip(reading.operations, reading.problem.ops, strict=True):
-        if op.type in _IFS and described.backward and not tf_private.in_xla(op.graph):
+        stateless = op.type == "StatelessIf"
+        if stateless and described.backward and not tf_private.in_xla(op.graph):
             kept_by = {t.op for t in op.inputs if t.dtype == tf.variant}
             if len(kept_by) == 1 and next(iter(kept_by)).type in _IFS:
                 found.append((kept_by.pop(), op))
