@@ -151,7 +151,18 @@ def compare(program, choice, setting):
     except BudgetError as error:
         ours, plans = run(program, {"memory_budget": error.lowest_peak_bytes}, setting)
     hypothesis.event("planned" if plans else "left plain")
-    assert_same(ours, plain)
+    try:
+        assert_same(ours, plain)
+    except AssertionError:
+        if not setting.grappler:
+            raise
+        # Grappler finds another form of some sums of products (README's limits): equal to rounding,
+        # and to the bit without it.
+        hypothesis.event("Grappler rounds otherwise")
+        for a, b in zip(ours, plain, strict=True):
+            a, b = (np.asarray(tf.nest.flatten(value, True)[0], np.float64) for value in (a, b))
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-6))
+        compare(program, choice, dataclasses.replace(setting, grappler=False))
 
 
 def fuzz(examples, **settings):
