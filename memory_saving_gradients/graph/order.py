@@ -104,9 +104,9 @@ def planned(
 
 
 def executed(
-    graph: nx.DiGraph, operations: Sequence[tf.Operation], late_begins_first: bool = False
-) -> list[tf.Operation]:
-    """The order in which TensorFlow's executor runs ops that nothing else orders.
+    graph: nx.DiGraph, operations: Sequence[tf.Operation]
+) -> tuple[list[tf.Operation], list[tf.Operation]]:
+    """Two orders in which TensorFlow's executor may run ops that nothing else orders.
 
     With one inter-op thread the executor goes on with one of the ops that an op made ready and
     stacks the others, so it runs depth first. Which one, Grappler's sorting decides; the longest
@@ -116,18 +116,27 @@ def executed(
     Args:
         graph: who waits for whom.
         operations: the ops, each after those that it waits for.
-        late_begins_first: of the ops that wait for nothing, those run first whose way to the end
-            is the shortest. Grappler's folding of constants can bring this about; the backward
-            passes of several losses then run one by one, and early.
+
+    Returns:
+        The likely order, in which the ops that wait for nothing run as they are given; and one in
+        which those run first whose way to the end is the shortest. Grappler's folding of constants
+        can bring that about; the backward passes of several losses then run one by one, and early.
     """
-    waiting = dict(graph.in_degree)
     to_end: dict[tf.Operation, tuple[int, int]] = {}  # the place only makes the order definite
     for place, op in reversed(list(enumerate(operations))):
         ways = (to_end[after][0] for after in graph.successors(op))
         to_end[op] = 1 + max(ways, default=0), place
-    stack = [op for op in reversed(operations) if not waiting[op]]
-    if late_begins_first:
-        stack.sort(key=lambda op: -to_end[op][0])
+    begins = [op for op in reversed(operations) if not graph.in_degree(op)]
+    late_first = sorted(begins, key=lambda op: -to_end[op][0])
+    return _depth_first(graph, begins, to_end), _depth_first(graph, late_first, to_end)
+
+
+def _depth_first(
+    graph: nx.DiGraph, begins: list[tf.Operation], to_end: dict[tf.Operation, tuple[int, int]]
+) -> list[tf.Operation]:
+    """The order of a stack of ready ops, of which those that wait for nothing are `begins`."""
+    waiting = dict(graph.in_degree)
+    stack = list(begins)
     order = []
     while stack:
         op = stack.pop()

@@ -118,8 +118,7 @@ def read(
     kept = frozenset(tensor_of[t.name] for t in results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
     executed, perhaps = (
-        [index_of[op] for op in order.executed(graph, ordered, late_first) if op in index_of]
-        for late_first in (False, True)
+        [index_of[op] for op in ops if op in index_of] for ops in order.executed(graph, ordered)
     )
     problem = Problem(tuple(problem_ops), tuple(tensors), kept, tuple(executed))
     new = frozenset(op.name for op in operations if created[op] >= first_new)
