@@ -139,9 +139,10 @@ class _Pair:
         """Decides what runs again, and what is kept as it must not or comes from such."""
         makeable: set[tf.Operation] = set()
         for op in self._first.get_operations():
-            repeats = functions.may_repeat(op) if functions.calls(op) else not op.op_def.is_stateful
             at_hand = all(t.op in makeable or t.name in self._outputs for t in op.inputs)
-            if op.type == "Placeholder" or (repeats and at_hand and not op.control_inputs):
+            if op.type == "Placeholder" or (
+                at_hand and not op.control_inputs and functions.may_repeat(op)
+            ):
                 makeable.add(op)
         waiting = [*tensors]
         while waiting:

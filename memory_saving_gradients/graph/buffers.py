@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from memory_saving_gradients.graph import functions, kernels
-from memory_saving_gradients.graph.costs import Shapes
+from memory_saving_gradients.graph.shapes import Shapes
 
 #: The tensors that are left out of a problem hold, together, at most this share of all bytes.
 NEGLIGIBLE = 0.0005

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kernels, tf_private
-from memory_saving_gradients.graph.costs import Shapes
+from memory_saving_gradients.graph.shapes import Shapes
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 #: In TensorFlow 2, a branch is one of these.
@@ -28,35 +28,47 @@ _NOMINAL_ROUNDS = 16
 
 
 _calling: dict[str, bool] = {}  # by type of op
+_stateful: dict[str, bool] = {}
 
 
 def calls(op: tf.Operation) -> bool:
-    """Whether `op` calls functions."""
+    """Whether `op` calls functions, named by attributes or (a `Defun`) by its type."""
     if op.type not in _calling:
-        _calling[op.type] = any(a.type in ("func", "list(func)") for a in op.op_def.attr)
+        by_attribute = any(a.type in ("func", "list(func)") for a in op.op_def.attr)
+        _calling[op.type] = by_attribute or not tf_private.is_registered(op.type)
     return _calling[op.type]
 
 
 def bodies(op: tf.Operation) -> list[tf.Graph]:
-    """The functions that `op` calls: branches, the body of a loop (not its condition), a callee."""
-    found: list[tf.Graph] = []
+    """The functions that `op` calls: branches, the body of a loop (not its condition), a callee.
+
+    There are none if nothing tells what is in one of them: `op` is opaque then.
+    """
     if not calls(op):
-        return found
-    for name, value in sorted(op.node_def.attr.items()):
-        if name != "cond":
+        return []
+    names = [] if tf_private.is_registered(op.type) else [op.type]
+    for attribute, value in sorted(op.node_def.attr.items()):
+        if attribute != "cond":
             called = [value.func] if value.WhichOneof("value") == "func" else value.list.func
-            found.extend(tf_private.function_graph(op.graph, one.name) for one in called)
-    return found
+            names.extend(one.name for one in called)
+    found = [tf_private.function_graph(op.graph, name) for name in names]
+    return [] if None in found else found
 
 
 def may_repeat(op: tf.Operation) -> bool:
-    """Whether a second run of the functions that `op` calls would give the same.
+    """Whether a second run of `op` would give the same and do nothing else.
 
-    It would not if they draw random numbers or have effects. They may read variables in the graph
-    of a `tf.function` that has not written to them: whatever writes later waits for the reads.
+    What has state by its registration never runs twice, even where it only hands on its input. Of
+    an op that calls functions their bodies tell, if those are known: they may read variables in the
+    graph of a `tf.function` that has not written to them, as whatever writes later waits for the
+    reads.
     """
+    if not calls(op):
+        if op.type not in _stateful:
+            _stateful[op.type] = op.op_def.is_stateful
+        return not _stateful[op.type]
     inside = [one for body in bodies(op) for one in _flattened(body)]
-    if any(one.op_def.is_stateful and one.type not in _READS for one in inside):
+    if not inside or not all(one.type in _READS or may_repeat(one) for one in inside):
         return False
     handles = [t for t in op.inputs if t.dtype == tf.resource]
     return not handles or (
@@ -82,7 +94,7 @@ def _only_reads(op: tf.Operation) -> bool:
 
 def passed_on(op: tf.Operation, output: int) -> int | None:
     """The input that a loop hands on as an output, unchanged; None for what a round makes."""
-    if op.type not in _LOOPS:
+    if op.type not in _LOOPS or not bodies(op):
         return None
     (body,) = bodies(op)
     return output if _owner(body.outputs[output]) is body.inputs[output] else None
@@ -106,14 +118,14 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
         return _bytes(op.inputs[0], shapes) + _bytes(added, shapes)
     if op.type in _LIKE_LISTS:
         return _bytes(op.inputs[0], shapes)
-    if op.type in _LOOPS:
+    if op.type in _LOOPS and bodies(op):
         if (handed_on := passed_on(op, tensor.value_index)) is not None:
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = bodies(op)
         return rounds(op) * _collected(body, body.outputs[tensor.value_index])
     if op.type in BRANCHES:
         outputs = ((body.outputs[tensor.value_index], body) for body in bodies(op))
-        return max(_bytes(output, _shapes(body)) for output, body in outputs)
+        return max((_bytes(output, _shapes(body)) for output, body in outputs), default=0)
     return 0
 
 
@@ -169,6 +181,8 @@ def rounds(op: tf.Operation) -> int:
     if op.type not in _LOOPS:
         return 1
     condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
+    if condition is None:
+        return _NOMINAL_ROUNDS
     given = dict(zip((t.name for t in condition.inputs), op.inputs, strict=True))
     found = []
     waiting = [condition.outputs[0].op]

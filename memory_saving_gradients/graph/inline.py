@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -59,10 +60,18 @@ def _calling(found: Callable) -> Callable:
         if not inside or tf_private.is_compiled_apart(function):
             return found(function, *args, **kwargs)
         args, kwargs = tf.nest.map_structure(_tensor, (args, kwargs))
-        with tf.name_scope(function.python_function.__name__):
+        with tf.name_scope(_scope(function.python_function)):
             return tf_private.body(function)(*args, **kwargs)
 
     return call
+
+
+def _scope(called: Callable) -> str:
+    """A scope's name for what is called: `_block`, a lambda, a partial, any object."""
+    while isinstance(called, functools.partial):
+        called = called.func
+    name = getattr(called, "__name__", type(called).__name__)
+    return re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "function"
 
 
 def _tensor(value: Any) -> Any:

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import functions, kernels, order, tf_private
 from memory_saving_gradients.graph.buffers import Buffers
-from memory_saving_gradients.graph.costs import Shapes, estimate_seconds
+from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.devices import Device, described
+from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import simulate
@@ -88,7 +89,7 @@ def read(
     else:
         workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
     for op in kept_ops:
-        if functions.calls(op):
+        if functions.bodies(op):
             seconds[op.name], workspaces[op.name] = _called(op, properties, graph)
     if cost_model == "measured":
         measured = measure_ops(results, operations, shapes)
@@ -177,7 +178,7 @@ def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> 
         steps = []
         for one in inside:
             cost, workspace = seconds[one.name], kernels.workspace(one, shapes)
-            if functions.calls(one):
+            if functions.bodies(one):
                 cost, workspace = _called(one, device, created)
             reads, makes = _reads(one, tensor_of), _makes(one, tensor_of, buffers, created)
             steps.append(Op(one.name, tuple(reads), makes, cost, workspace))
@@ -293,7 +294,6 @@ def _pinned(
     smaller are pinned as well: it takes fewer bytes to keep the mask than the numbers.
     """
     pinned = set()
-    stateful: dict[str, bool] = {}  # by type
     for_xla = bool(operations) and tf_private.in_xla(operations[0].graph)
     drawn: dict[tf.Operation, int] = {}  # the bytes of the random numbers that an op depends on
     for op in operations:
@@ -305,13 +305,10 @@ def _pinned(
             sources = {buffers.shown_by(t).op for t in inputs if buffers.matters(t)}
             if sources and sources <= drawn.keys():
                 drawn[op] = max(drawn[source] for source in sources)
-        if op.type not in stateful:
-            stateful[op.type] = op.op_def.is_stateful
         touched = (*op.inputs, *op.outputs)
-        calls = functions.calls(op)
-        handles = {tf.string} if calls else kernels.HANDLES
+        handles = {tf.string} if functions.calls(op) else kernels.HANDLES
         if (
-            (not functions.may_repeat(op) if calls else stateful[op.type])
+            not functions.may_repeat(op)
             or op.type in kernels.SOURCES
             or op.type in _SIDE_EFFECTS
             or op in conditional

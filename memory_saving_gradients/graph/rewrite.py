@@ -175,8 +175,9 @@ class _Edits:
         self._in_backward = self._in_backward or again or reading.problem.ops[index].backward
         references = [self._newest_of(tensor) for tensor in op.inputs]
         copy = None
-        # A user's op is never moved: one that runs late for the first time is copied, too.
-        if again or (self._in_backward and op.name not in reading.new):
+        # No forward op is moved, as what is in no problem may wait for it: one that runs late for
+        # the first time is copied, too.
+        if again or (self._in_backward and not reading.problem.ops[index].backward):
             copy = self._copy(op, references)
             made = set(reading.problem.ops[index].outputs)
             self._newest.update(
@@ -198,6 +199,8 @@ class _Edits:
         copy, output = self._newest.get(number, (None, tensor.value_index))
         reference = _Reference(tensor.op, output, copy)
         for view in reversed(views if copy else []):
+            if not functions.may_repeat(view.op):
+                continue  # a check that hands on its input: the original has checked the same
             key = view.op.name, reference.name
             if key not in self._views:
                 references = [_Reference(t.op, t.value_index) for t in view.op.inputs]

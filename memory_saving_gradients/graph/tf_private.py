@@ -12,6 +12,7 @@ import functools
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,12 @@ from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import backprop
 from tensorflow.python.eager.polymorphic_function import autograph_util
-from tensorflow.python.framework import func_graph, test_util
+from tensorflow.python.framework import (
+    func_graph,
+    function_def_to_graph,
+    op_def_registry,
+    test_util,
+)
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import item as grappler_item
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2, gradients
@@ -103,12 +109,35 @@ def gradient_functions() -> list[tuple[Any, str]]:
     return [(module, name) for module, name in functions if hasattr(module, name)]
 
 
-def function_graph(graph: tf.Graph, name: str) -> Any:
-    """The `FuncGraph` of a function that an op of `graph` calls. `Graph._get_function`: 1.0 on.
+_defined: weakref.WeakKeyDictionary[tf.Graph, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-    What it returns has the attribute `graph`: 2.12 on.
+
+def function_graph(graph: tf.Graph, name: str) -> Any:
+    """The `FuncGraph` of a function that an op of `graph` calls; None where nothing tells it.
+
+    `Graph._get_function`: 1.0 on. What that returns has the attribute `graph`: 2.12 on; a `Defun`
+    has a `definition` instead: 1.0 on. `function_def_to_graph`: 1.14 on.
     """
-    return graph._get_function(name).graph
+    function, within = None, graph
+    while function is None and within is not None:
+        function = within._get_function(name)
+        within = getattr(within, "outer_graph", None)
+    body = getattr(function, "graph", None)
+    if body is not None or not hasattr(function, "definition"):
+        return body
+    known = _defined.setdefault(graph, {})
+    if name not in known:
+        with graph.as_default():
+            known[name] = function_def_to_graph.function_def_to_graph(function.definition)
+    return known[name]
+
+
+def is_registered(op_type: str) -> bool:
+    """Whether TensorFlow has an op of that type; else it is the name of a function.
+
+    `op_def_registry.get`: 2.0 on.
+    """
+    return op_def_registry.get(op_type) is not None
 
 
 def new_function_graph(name: str) -> Any:

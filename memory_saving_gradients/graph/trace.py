@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph.costs import Shapes
+from memory_saving_gradients.graph.shapes import Shapes
 
 # The fastest of so many traced runs counts, after one to warm up.
 _RUNS = 3

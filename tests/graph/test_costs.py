@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients.graph.costs import NOMINAL_SIZES, Shapes, estimate_seconds
+from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.devices import DEVICES
+from memory_saving_gradients.graph.shapes import NOMINAL_SIZES, Shapes
 
 v1 = tf.compat.v1
 

@@ -4,8 +4,9 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.costs import Shapes, estimate_seconds
+from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.devices import DEVICES, LOCAL, check_device, described
+from memory_saving_gradients.graph.shapes import Shapes
 from test_models import Chain, build_v1
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.costs import Shapes
+from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.trace import measure_ops
 from test_models import build_v1, build_v2
 from tests.cases import MODELS
