@@ -97,8 +97,6 @@ def gradients(
     The idea and the interface are those of OpenAI's gradient-checkpointing (T. Salimans and
     Y. Bulatov, 2018).
     """
-    xs = tf.nest.map_structure(_plain_variable, xs)
-    graph = _graph_of(ys, xs)
     options = Options(
         checkpoints,
         memory_budget=memory_budget,
@@ -107,27 +105,46 @@ def gradients(
         device=device,
         cost_model=cost_model,
     )
-    grads, _ = differentiate(
-        lambda: _tf_gradients(
-            ys,
-            xs,
-            grad_ys=grad_ys,
-            name=name,
-            colocate_gradients_with_ops=colocate_gradients_with_ops,
-            gate_gradients=gate_gradients,
-            aggregation_method=aggregation_method,
-            stop_gradients=stop_gradients,
-            unconnected_gradients=unconnected_gradients,
-        ),
-        ys,
-        graph,
+    return differentiated(
         options,
+        ys,
+        xs,
+        grad_ys=grad_ys,
+        name=name,
+        colocate_gradients_with_ops=colocate_gradients_with_ops,
+        gate_gradients=gate_gradients,
+        aggregation_method=aggregation_method,
+        stop_gradients=stop_gradients,
+        unconnected_gradients=unconnected_gradients,
     )
-    return grads
 
 
-def _graph_of(ys: Any, xs: Any) -> tf.Graph:
-    """The graph to differentiate in."""
+def differentiated(
+    options: Options,
+    ys: Any,
+    xs: Any,
+    planned: Callable[[Plan], object] = lambda plan: None,
+    **arguments: Any,
+) -> list:
+    """`tf.gradients` of `ys` by `xs`, saving memory.
+
+    Args:
+        options: how.
+        ys: as in `gradients`.
+        xs: as in `gradients`.
+        planned: called with the plan, if one is applied.
+        **arguments: further ones of `tf.compat.v1.gradients`.
+    """
+    variables = tf.nest.map_structure(_plain_variable, xs)
+    _check_in_a_graph(ys, variables)
+    graph = tf.compat.v1.get_default_graph()
+    return differentiate(
+        lambda: _tf_gradients(ys, variables, **arguments), ys, graph, options, planned
+    )
+
+
+def _check_in_a_graph(ys: Any, xs: Any) -> None:
+    """Raises if there is no graph to rewrite, or what is given is in none."""
     if tf.executing_eagerly():
         raise RuntimeError(
             "memory_saving_gradients rewrites graphs, and eager execution has none: call "
@@ -140,7 +157,6 @@ def _graph_of(ys: Any, xs: Any) -> tf.Graph:
                     f"{label} has an eager tensor, {value!r}, which is in no graph: compute it "
                     "inside the tf.function or graph that calls gradients()."
                 )
-    return tf.compat.v1.get_default_graph()
 
 
 def _plain_variable(x: Any) -> Any:

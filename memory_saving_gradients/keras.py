@@ -101,9 +101,8 @@ def _saving(model: Any, options: Options) -> Callable[..., Any]:
     @functools.wraps(step)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         with patch(options.checkpoints, memory_budget=options.memory_budget) as patched:
-            results = step(*args, **kwargs)
-        plans.extend(patched.plans)
-        return results
+            patched.plans = plans
+            return step(*args, **kwargs)
 
     return train_step
 

@@ -12,10 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import Checkpoints
-from memory_saving_gradients.gradients import gradients
+from memory_saving_gradients.gradients import differentiated
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.options import Options
-from memory_saving_gradients.plan import Plan, get_plans
+from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.tape import GradientTape
 
 
@@ -133,15 +133,7 @@ def _patched(before: Callable) -> Callable:
             return before(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        graph = tf.compat.v1.get_default_graph()
-        known = len(get_plans(graph))
-        grads = gradients(
-            **given.arguments,
-            checkpoints=active.options.checkpoints,
-            memory_budget=active.options.memory_budget,
-        )
-        active.plans.extend(get_plans(graph)[known:])
-        return grads
+        return differentiated(active.options, planned=active.plans.append, **given.arguments)
 
     return patched
 

@@ -109,15 +109,13 @@ class GradientTape(tf.GradientTape):
             return plain(target, sources, output_gradients, unconnected_gradients)
         if output_gradients is not None:
             output_gradients = tf.nest.map_structure(_seed, output_gradients)
-        grads, plan = differentiate(
+        return differentiate(
             lambda: plain(target, sources, output_gradients, unconnected_gradients),
             target,
             tf.compat.v1.get_default_graph(),
             options,
+            self._planned,
         )
-        if plan is not None:
-            self._planned(plan)
-        return grads
 
     @tf.autograph.experimental.do_not_convert
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 from rich.progress import track
 
+from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import read
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.bounds import OneCutProgram
@@ -53,7 +54,7 @@ def read_model(make: Callable[[], Model], batch: int, device: str = "cpu") -> Pr
         step = build_v1(make(), batch)
         first_new = len(graph.get_operations())
         grads = tf.gradients(step.loss, step.variables)
-        return read(tf.nest.flatten(grads, expand_composites=True), first_new, device).problem
+        return read(BackwardPass.since(first_new, tf.nest.flatten(grads, True)), device).problem
 
 
 def frontier(problem: Problem) -> dict:

@@ -5,6 +5,7 @@ import os
 # Bit-for-bit tests need kernels without oneDNN's fusions; tests/test_onednn.py covers those.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["MEMORY_SAVING_GRADIENTS_STRICT"] = "1"
 
 import pytest
 import tensorflow as tf

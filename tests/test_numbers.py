@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
+from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import read
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.simulate import simulate
@@ -88,7 +89,7 @@ def test_sizes_of_more_than_32_bits_do_not_overflow(graph):
     for i in range(12):
         y = tf.tanh(y, name=f"layer{i}")
     first_new = len(graph.get_operations())
-    problem = read(tf.gradients(tf.reduce_sum(y), x), first_new).problem
+    problem = read(BackwardPass.since(first_new, tf.gradients(tf.reduce_sum(y), x))).problem
     peak = simulate(problem, baseline(problem)).peak
     assert peak >= 12 * 2**34
     assert all(tensor.bytes > 0 for tensor in problem.tensors)

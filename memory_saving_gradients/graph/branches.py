@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from memory_saving_gradients.graph import functions, tf_private
+from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import Reading
 
 _IFS = frozenset({"If", "StatelessIf"})
 _BRANCHES = ("then_branch", "else_branch")
 
-#: Rewrites a step inside a branch: its results, and how many ops belong to its forward pass.
-Inside = Callable[[list[tf.Tensor], int], object]
+#: Rewrites a step inside a branch.
+Inside = Callable[[BackwardPass], object]
 
 
 class _CannotRecompute(Exception):
@@ -47,6 +48,11 @@ def recompute_inside(reading: Reading, inside: Inside) -> dict[tuple[str, int], 
             new = _recomputing(forward, backward, inside)
         except _CannotRecompute:
             continue
+        operations = backward.graph.get_operations()
+        later = operations[operations.index(backward) :]
+        for writer in functions.writers(new):
+            if writer in later:
+                tf_private.add_control_inputs(writer, [new])
         for old, tensor in zip(backward.outputs, new.outputs, strict=True):
             for reader in old.consumers():
                 for i in (i for i, read in enumerate(reader.inputs) if read is old):
@@ -188,7 +194,9 @@ class _Pair:
                     known[placeholder.name] = given[tensor.name]
             body.outputs = _inlined(self._second, self._second.outputs, known)
             body.inputs = [given[t.name] for t in inputs]
-        inside([t for t in body.outputs if t.dtype != tf.variant], first_new)
+        results = [t for t in body.outputs if t.dtype != tf.variant]
+        if results:
+            inside(BackwardPass.since(first_new, results))
         return body
 
 

@@ -8,7 +8,7 @@ only the bodies tell.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import tensorflow as tf
 
@@ -55,13 +55,16 @@ def bodies(op: tf.Operation) -> list[tf.Graph]:
     return [] if None in found else found
 
 
-def may_repeat(op: tf.Operation) -> bool:
+def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> bool:
     """Whether a second run of `op` would give the same and do nothing else.
 
     What has state by its registration never runs twice, even where it only hands on its input. Of
-    an op that calls functions their bodies tell, if those are known: they may read variables in the
-    graph of a `tf.function` that has not written to them, as whatever writes later waits for the
-    reads.
+    an op that calls functions their bodies tell, if those are known: they may read variables that
+    nothing writes to in the meantime.
+
+    Args:
+        op: any op.
+        later: the ops that come after all second runs; None where nobody knows.
     """
     if not calls(op):
         if op.type not in _stateful:
@@ -70,11 +73,13 @@ def may_repeat(op: tf.Operation) -> bool:
     inside = [one for body in bodies(op) for one in _flattened(body)]
     if not inside or not all(one.type in _READS or may_repeat(one) for one in inside):
         return False
-    handles = [t for t in op.inputs if t.dtype == tf.resource]
-    return not handles or (
-        hasattr(op.graph, "outer_graph")
-        and all(_only_reads(reader) for handle in handles for reader in handle.consumers())
-    )
+    return later is not None and all(writer in later for writer in writers(op))
+
+
+def writers(op: tf.Operation) -> list[tf.Operation]:
+    """The ops that may write to what `op` has handles of, created before or after it."""
+    handles = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+    return [one for handle in handles for one in handle.consumers() if not _only_reads(one)]
 
 
 def _flattened(graph: tf.Graph) -> Iterator[tf.Operation]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import graphlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import networkx as nx
 import tensorflow as tf
@@ -15,13 +16,24 @@ _ENTERS = frozenset({"Enter", "RefEnter"})
 _EXITS = frozenset({"Exit", "RefExit"})
 
 
-def dependencies(results: Iterable[tf.Tensor]) -> nx.DiGraph:
-    """The ops that `results` need, with an edge from each op to those that wait for it.
+def waits_for(op: tf.Operation) -> set[tf.Operation]:
+    """The ops that `op` waits for, by data or by a control edge."""
+    return {*(tensor.op for tensor in op.inputs), *op.control_inputs}
+
+
+def dependencies(
+    wanted: Iterable[tf.Operation], within: Callable[[tf.Operation], bool] = lambda op: True
+) -> nx.DiGraph:
+    """The ops that ops wait for, with an edge from each to those that wait for it.
 
     What goes back to the start of a v1 loop would close a cycle: what leaves the loop waits for it.
+
+    Args:
+        wanted: the ops to begin with.
+        within: tells which ops belong to the step; others are left out.
     """
     graph = nx.DiGraph()
-    waiting = list({t.op for t in results})
+    waiting = list(dict.fromkeys(wanted))
     graph.add_nodes_from(waiting)
     going_back: dict[bytes, set[tf.Operation]] = {}  # by frame
     exits: dict[bytes, list[tf.Operation]] = {}
@@ -29,7 +41,7 @@ def dependencies(results: Iterable[tf.Tensor]) -> nx.DiGraph:
         op = waiting.pop()
         if op.type in _EXITS:
             exits.setdefault(_frame(op), []).append(op)
-        before = {*(t.op for t in op.inputs), *op.control_inputs}
+        before = {other for other in waits_for(op) if within(other)}
         waiting.extend(other for other in before if other not in graph)
         graph.add_nodes_from(before)
         back = {other for other in before if other.type in BACK_EDGES}
@@ -41,6 +53,27 @@ def dependencies(results: Iterable[tf.Tensor]) -> nx.DiGraph:
     return graph
 
 
+class CycleError(Exception):
+    """Ops of a graph wait for one another."""
+
+
+def check_acyclic(graph: tf.Graph) -> None:
+    """Raises a `CycleError` if ops of the graph wait for one another, by data or control edges."""
+    before = {
+        op: [other for other in waits_for(op) if other.type not in BACK_EDGES]
+        for op in graph.get_operations()
+    }
+    try:
+        graphlib.TopologicalSorter(before).prepare()
+    except graphlib.CycleError as error:
+        cycle = error.args[1]
+        shown = " -> ".join(f"{op.name} ({op.type})" for op in cycle[:_SHOWN])
+        raise CycleError(f"{len(cycle) - 1} ops in a cycle: {shown} ...") from None
+
+
+_SHOWN = 8  # ops of a cycle
+
+
 def _frame(op: tf.Operation) -> bytes:
     """The name of the v1 loop that an `Exit`, or the `Merge` at the loop's start, belongs to."""
     while op.type not in _ENTERS:
@@ -49,7 +82,7 @@ def _frame(op: tf.Operation) -> bytes:
 
 
 def add_order_of_effects(
-    graph: nx.DiGraph, created: dict[tf.Operation, int], first_new: int
+    graph: nx.DiGraph, created: dict[tf.Operation, int], new: Collection[tf.Operation]
 ) -> None:
     """Has ops with effects wait for those that differentiation made before them.
 
@@ -58,10 +91,10 @@ def add_order_of_effects(
     Args:
         graph: who waits for whom; edges are added.
         created: the place of each op in the graph.
-        first_new: how many ops the graph had before it was differentiated.
+        new: the ops that differentiation made.
     """
-    new = [op for op in graph if created[op] >= first_new and op.type != "ReadVariableOp"]
-    effects = sorted((op for op in new if op.op_def.is_stateful), key=created.__getitem__)
+    ours = [op for op in graph if op in new and op.type != "ReadVariableOp"]
+    effects = sorted((op for op in ours if op.op_def.is_stateful), key=created.__getitem__)
     if effects and hasattr(effects[0].graph, "outer_graph"):
         graph.add_edges_from(itertools.pairwise(effects))
 
@@ -70,7 +103,7 @@ def planned(
     graph: nx.DiGraph,
     operations: Sequence[tf.Operation],
     created: dict[tf.Operation, int],
-    first_new: int,
+    new: Collection[tf.Operation],
     backward: set[tf.Operation],
     buffers: Buffers,
 ) -> list[tf.Operation]:
@@ -96,7 +129,7 @@ def planned(
 
     def key(op: tf.Operation) -> tuple[int, int, bool, int]:
         if op not in backward:
-            return int(created[op] < first_new), 0, False, created[op]
+            return int(op not in new), 0, False, created[op]
         # What goes with no activation leads to no other op that matters: the sooner the better.
         return 2, -latest.get(op, len(created)), op not in reads, created[op]
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import functions, kernels, order, tf_private
+from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.buffers import Buffers
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.devices import Device, described
@@ -51,40 +52,36 @@ class Reading:
     unordered: frozenset[str]
 
 
-def read(
-    results: Sequence[tf.Tensor],
-    first_new: int,
-    device: str = "cpu",
-    cost_model: str = "analytical",
-) -> Reading:
-    """Reads a step: the ops that `results` need.
+def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical") -> Reading:
+    """Reads a step: the ops that its results need, and those beside.
 
     Args:
-        results: the gradients, tensors of one graph, at least one.
-        first_new: how many ops the graph had before it was differentiated; later ones are those
-            that `tf.gradients` made.
+        step: a backward pass, with the forward pass that it needs.
         device: the name of the device to estimate for, of `devices.DEVICES` or "local".
         cost_model: "analytical" (TensorFlow's estimate) or "measured" (a traced run).
 
     Returns:
         The step as a problem, with the way back to the graph.
     """
-    created = {op: i for i, op in enumerate(results[0].graph.get_operations())}
-    graph = order.dependencies(results)
-    order.add_order_of_effects(graph, created, first_new)
+    created = {op: i for i, op in enumerate(step.graph.get_operations())}
+    wanted = [*(t.op for t in step.results), *step.beside]
+    ours = step.needed | step.beside
+    # What rewriting adds comes last; of another backward pass it can be part of the forward pass.
+    graph = order.dependencies(wanted, lambda op: op in ours or created[op] >= step.end)
+    order.add_order_of_effects(graph, created, step.new)
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
-    backward = _backward(graph, operations, created, first_new)
+    backward = _backward(graph, operations, step)
     shapes = Shapes(operations)
     buffers = Buffers(operations, shapes)
-    ordered = order.planned(graph, operations, created, first_new, backward, buffers)
-    ordered, postponed = order.postponed(graph, ordered, backward, buffers, results)
+    ordered = order.planned(graph, operations, created, step.new, backward, buffers)
+    ordered, postponed = order.postponed(graph, ordered, backward, buffers, step.results)
 
     tensor_of, tensors = _numbered(ordered, buffers)
     kept_ops = [op for op in ordered if not buffers.is_view(op) and _touches(op, tensor_of)]
     properties = described(device)
     seconds = estimate_seconds(kept_ops, shapes, properties)
     on_gpu = properties["type"] == "GPU"
-    if tf_private.in_xla(results[0].graph):
+    if tf_private.in_xla(step.graph):
         workspaces = {op.name: kernels.compiled_workspace(op, shapes) for op in kept_ops}
     else:
         workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
@@ -92,14 +89,15 @@ def read(
         if functions.bodies(op):
             seconds[op.name], workspaces[op.name] = _called(op, properties, graph)
     if cost_model == "measured":
-        measured = measure_ops(results, operations, shapes)
+        measured = measure_ops(step.results, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
         workspaces |= {name: found.workspace for name, found in measured.items()}
     moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in kept_ops}
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops] or [0.0]))
     problem_ops = []
     conditional = _conditional(ordered)
-    pinned = _pinned([op for op in ordered if op not in backward], conditional, buffers)
+    forward = [op for op in ordered if op not in backward]
+    pinned = _pinned(forward, conditional, buffers, step)
     for op in kept_ops:
         problem_ops.append(
             Op(
@@ -116,21 +114,20 @@ def read(
                 or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
             )
         )
-    kept = frozenset(tensor_of[t.name] for t in results if t.name in tensor_of)
+    kept = frozenset(tensor_of[t.name] for t in step.results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
     executed, perhaps = (
         [index_of[op] for op in ops if op in index_of] for ops in order.executed(graph, ordered)
     )
     problem = Problem(tuple(problem_ops), tuple(tensors), kept, tuple(executed))
-    new = frozenset(op.name for op in operations if created[op] >= first_new)
-    made = {op.name for op, index in created.items() if index >= first_new}
+    new = frozenset(op.name for op in operations if op in step.new)
     return Reading(
         problem=problem,
         operations=kept_ops,
         tensor_of=tensor_of,
         perhaps=perhaps,
         new=new,
-        unused=frozenset(made - new),
+        unused=frozenset(op.name for op in step.new) - new,
         unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),
     )
 
@@ -168,7 +165,7 @@ def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> 
         loop = op.type not in functions.BRANCHES
         outputs = [t for i, t in enumerate(body.outputs) if loop or i in made]
         needed = nx.lexicographical_topological_sort(
-            order.dependencies(outputs), key=created.__getitem__
+            order.dependencies(t.op for t in outputs), key=created.__getitem__
         )
         inside = [one for one in needed if one.type != "Placeholder"]
         shapes = Shapes(inside)
@@ -195,16 +192,15 @@ def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> 
 def _backward(
     graph: nx.DiGraph,
     operations: Sequence[tf.Operation],
-    created: dict[tf.Operation, int],
-    first_new: int,
+    step: BackwardPass,
 ) -> set[tf.Operation]:
-    """The ops that wait for a gradient, or make zeros for a list of them.
+    """The ops that wait for a gradient, make zeros for a list of them, or are beside the step.
 
     Other ops that `tf.gradients` made (shapes, masks) run with the forward pass.
     """
-    backward: set[tf.Operation] = set()
+    backward: set[tf.Operation] = set(step.beside)
     for op in operations:
-        if created[op] >= first_new and (
+        if op in step.new and (
             tf_private.is_seed(op)
             or (op.type == "ZerosLike" and op.outputs[0].dtype == tf.variant)
             or any(before in backward for before in graph.predecessors(op))
@@ -286,7 +282,10 @@ def _foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -
 
 
 def _pinned(
-    operations: Sequence[tf.Operation], conditional: set[tf.Operation], buffers: Buffers
+    operations: Sequence[tf.Operation],
+    conditional: set[tf.Operation],
+    buffers: Buffers,
+    step: BackwardPass,
 ) -> set[tf.Operation]:
     """The forward ops whose second run could differ, have an effect, or cannot be had.
 
@@ -294,6 +293,7 @@ def _pinned(
     smaller are pinned as well: it takes fewer bytes to keep the mask than the numbers.
     """
     pinned = set()
+    later = frozenset(step.graph.get_operations()[step.end :]) if step.traced else None
     for_xla = bool(operations) and tf_private.in_xla(operations[0].graph)
     drawn: dict[tf.Operation, int] = {}  # the bytes of the random numbers that an op depends on
     for op in operations:
@@ -308,7 +308,7 @@ def _pinned(
         touched = (*op.inputs, *op.outputs)
         handles = {tf.string} if functions.calls(op) else kernels.HANDLES
         if (
-            not functions.may_repeat(op)
+            not functions.may_repeat(op, later)
             or op.type in kernels.SOURCES
             or op.type in _SIDE_EFFECTS
             or op in conditional

@@ -24,7 +24,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import functions, gate, grappler, kernels, tf_private
+from memory_saving_gradients.graph import functions, gate, grappler, kernels, order, tf_private
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.planning.problem import Schedule
 
@@ -80,6 +80,7 @@ def rewrite(
     """
     with tf_private.all_or_nothing():
         before = _edit(reading, schedule)
+        order.check_acyclic(reading.operations[0].graph)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for place, tensor in {**before, **(moved or {})}.items():
         rerouted.setdefault(place, tensor)
@@ -96,6 +97,8 @@ def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
             edits.add_gate(gates[place])
         edits.add_run(index)
     copies = _make_copies(edits)
+    for copy in copies.values():
+        before_writes(copy)
     for name, (_, op) in edits.nodes.items():
         # With fewer readers than in the plain step, it would be merged where it was not.
         if op.type in grappler.ASSOCIATIVE and op.name not in as_plain:
@@ -279,6 +282,13 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
             if not tensor.shape.is_fully_defined():
                 tensor.set_shape(original.shape)
     return copies
+
+
+def before_writes(op: tf.Operation) -> None:
+    """Has what writes to the variables that `op` reads wait for it; it may only come later."""
+    if any(tensor.dtype == tf.resource for tensor in op.inputs):
+        for writer in functions.writers(op):
+            tf_private.add_control_inputs(writer, [op])
 
 
 def _enforce(

@@ -24,6 +24,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import backprop
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import (
+    auto_control_deps,
     func_graph,
     function_def_to_graph,
     op_def_registry,
@@ -118,7 +119,8 @@ def function_graph(graph: tf.Graph, name: str) -> Any:
     `Graph._get_function`: 1.0 on. What that returns has the attribute `graph`: 2.12 on; a `Defun`
     has a `definition` instead: 1.0 on. `function_def_to_graph`: 1.14 on.
     """
-    function, within = None, graph
+    function: Any = None
+    within: Any = graph
     while function is None and within is not None:
         function = within._get_function(name)
         within = getattr(within, "outer_graph", None)
@@ -160,6 +162,46 @@ def in_control_flow(op: tf.Operation) -> bool:
 def is_reference(tensor: tf.Tensor) -> bool:
     """Whether `tensor` is a v1 reference variable. `DType._is_ref_dtype`: 1.0 on."""
     return tensor.dtype._is_ref_dtype
+
+
+_ends: weakref.WeakKeyDictionary[tf.Graph, tuple[Callable[[list], object], list]]
+_ends = weakref.WeakKeyDictionary()  # of the traces that are under way: what to call with what
+
+
+def at_end_of_trace(graph: tf.Graph, finish: Callable[[list], object], item: Any) -> bool:
+    """Has `finish` called with a list of all such items when the function in `graph` is traced.
+
+    By then TensorFlow has added its automatic control dependencies, so all edges are there. An
+    error of the trace drops the items. `Graph.experimental_acd_manager`: 2.6 on.
+
+    Args:
+        graph: a graph.
+        finish: the same for every item.
+        item: an item of its list.
+
+    Returns:
+        False, and nothing is called, if no function is being traced in `graph`.
+    """
+    if getattr(graph, "experimental_acd_manager", None) is None:
+        return False
+    _ends.setdefault(graph, (finish, []))[1].append(item)
+    return True
+
+
+_automatic_control_dependencies = auto_control_deps.AutomaticControlDependencies.__exit__
+
+
+@functools.wraps(_automatic_control_dependencies)
+def _end_trace(manager: Any, *exception: Any) -> None:
+    graph = getattr(manager, "_graph", None)  # eagerly there is none
+    finish, items = _ends.pop(graph, (list, [])) if graph is not None else (list, [])
+    _automatic_control_dependencies(manager, *exception)
+    if not any(exception):
+        finish(items)
+
+
+# A `with` looks its `__exit__` up when it begins, so this is in place before any trace.
+auto_control_deps.AutomaticControlDependencies.__exit__ = _end_trace
 
 
 _undo = threading.local()  # `edits`: what takes back the edits of this thread, newest last

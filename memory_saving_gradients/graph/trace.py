@@ -19,6 +19,10 @@ _RUNS = 3
 v1 = tf.compat.v1
 
 
+class CannotMeasure(RuntimeError):
+    """The plain step cannot be run with stand-ins for its inputs and variables."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """What one run of an op takes: seconds, and bytes beside its inputs and outputs."""
@@ -44,7 +48,7 @@ def measure_ops(
         Op name to what was measured; ops that only read inputs or variables are not there.
 
     Raises:
-        RuntimeError: the step cannot be run so.
+        CannotMeasure: the step cannot be run so.
     """
     graph_def = results[0].graph.as_graph_def()
     fed: dict[str, np.ndarray] = {}
@@ -78,7 +82,7 @@ def measure_ops(
                         times[name] = min(seconds, times.get(name, seconds))
                         workspaces[name] = max(workspaces[name], _scratch(node))
             except tf.errors.OpError as error:
-                raise RuntimeError(
+                raise CannotMeasure(
                     'cost_model="measured" runs the plain step once with stand-ins for inputs and '
                     f'variables, and that failed: {error.message} Use cost_model="analytical".'
                 ) from error

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
+from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import read
 
 v1 = tf.compat.v1
@@ -20,7 +21,7 @@ def read_network(sizes, batch):
         h = tf.tanh(tf.matmul(h, weights[-1]))
     first_new = len(h.graph.get_operations())
     grads = tf.gradients(tf.reduce_sum(h), weights)
-    return read(grads, first_new).problem, [g.op.name for g in grads]
+    return read(BackwardPass.since(first_new, grads)).problem, [g.op.name for g in grads]
 
 
 def test_a_large_weights_gradient_comes_after_the_rest(graph):
@@ -43,7 +44,7 @@ def test_what_adds_up_postponed_gradients_is_postponed(graph):
     first_new = len(graph.get_operations())
     loss = tf.reduce_sum(y) + tf.nn.l2_loss(weight)
     grads = tf.gradients(loss, weight)
-    ops = read(grads, first_new).problem.ops
+    ops = read(BackwardPass.since(first_new, grads)).problem.ops
     assert ops[-1].name == grads[0].op.name  # a sum of three
     assert [op.postponed for op in ops[-3:-1]] == [True, True]
 

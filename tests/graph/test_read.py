@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import read
 
 v1 = tf.compat.v1
@@ -10,7 +11,7 @@ v1 = tf.compat.v1
 def read_gradients(y, xs):
     first_new = len(y.graph.get_operations())
     grads = tf.gradients(y, xs)
-    return read([g for g in grads if g is not None], first_new)
+    return read(BackwardPass.since(first_new, [g for g in grads if g is not None]))
 
 
 def ops_by_name(reading):

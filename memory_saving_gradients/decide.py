@@ -1,0 +1,145 @@
+"""From a reading and a wish to a plan. Nothing is edited here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+from memory_saving_gradients.budgets import unreachable
+from memory_saving_gradients.graph.read import Reading
+from memory_saving_gradients.options import Wish
+from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.planning.budget import pinning, within
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.search import restored
+from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
+
+# A plan that promises less than this is not applied: predictions are no better.
+_WORTH_IT = 0.99
+
+# To say how low a budget may be, ever lower ones are tried in steps of this factor.
+_A_LITTLE_LOWER = 0.97
+
+
+class WrongPlan(ValueError):
+    """A given plan is one for another graph."""
+
+
+def peak(reading: Reading, schedule: Schedule) -> int:
+    return simulate(reading.problem, schedule).peak
+
+
+def decide(reading: Reading, wish: Wish) -> Plan:
+    """The plan for a step; raises `BudgetError` if it misses the budget."""
+    problem = reading.problem
+    budget = wish.budget
+    if isinstance(budget, float):
+        budget = int(budget * peak(reading, baseline(problem)))
+    schedule, given = _schedule(reading, wish, budget)
+    if budget is not None and peak(reading, schedule) > budget:
+        lowest = _lowest(reading, wish)
+        if peak(reading, lowest) > budget:
+            raise unreachable(problem, lowest, budget)
+        schedule = restored(problem, lowest, budget)
+    return Plan.of(wish.strategy, problem, schedule, given, budget)
+
+
+def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedule, list[str]]:
+    """The schedule that a wish leads to, and the names of the checkpoints that it gave."""
+    problem = reading.problem
+    if wish.plan:
+        _check_same(wish.plan.problem, problem)
+        return wish.plan.schedule, list(wish.plan.checkpoints)
+    kept = [t for t in wish.kept or () if t.name in reading.tensor_of]
+    tensors = None if wish.kept is None else frozenset(reading.tensor_of[t.name] for t in kept)
+    question = _Question(problem.structure, wish.strategy, tensors, budget, wish.most_runs, problem)
+    return _answer(question), [t.name for t in kept]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """What a planner is asked; equal for two problems that differ in names alone."""
+
+    structure: str
+    strategy: str
+    kept: frozenset[int] | None
+    budget: int | None
+    most_runs: int
+    problem: Problem = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=4)
+def _answer(question: _Question) -> Schedule:
+    """The schedule; replicas of a model, and a graph that is traced again, get the same one."""
+    problem, kept = question.problem, question.kept
+    if question.budget is not None:
+        allowed = (
+            without_expensive(problem)
+            if question.strategy == "speed"
+            else pinning(problem, set(kept or ()))
+        )
+        return within(allowed, question.budget, question.most_runs)
+    if kept is not None:
+        return keep_given(problem, set(kept))
+    return STRATEGIES[question.strategy](problem)
+
+
+def _lowest(reading: Reading, wish: Wish) -> Schedule:
+    """A schedule at which no slightly lower budget can be met.
+
+    It is the same whatever budget was missed: its peak, given as a budget, is met.
+    """
+    schedule, _ = _schedule(reading, wish, 0)
+    while True:
+        peak = simulate(reading.problem, schedule).peak
+        lower, _ = _schedule(reading, wish, int(_A_LITTLE_LOWER * peak))
+        if simulate(reading.problem, lower).peak >= peak:
+            return schedule
+        schedule = lower
+
+
+def _check_same(planned: Problem, read: Problem) -> None:
+    """Raises if a plan for one problem is not one for the other."""
+    if planned.fingerprint == read.fingerprint:
+        return
+    pairs = itertools.zip_longest(planned.ops, read.ops)
+    names = ((a and a.name, b and b.name) for a, b in pairs)
+    ours, theirs = next(((a, b) for a, b in names if a != b), (None, None))
+    where = (
+        f'the plan has "{ours}" where the graph has "{theirs}"'
+        if ours != theirs
+        else "the ops have the same names but other shapes or connections"
+    )
+    raise WrongPlan(
+        f"the plan was made for another graph: {where}. Plan anew, with checkpoints or a budget."
+    )
+
+
+def is_worth_it(plan: Plan, reading: Reading, budgeted: bool) -> bool:
+    """Whether a plan saves memory, so that it is to be applied."""
+    if budgeted:
+        return plan.peak_bytes < plan.baseline_peak_bytes
+    least = min(plan.baseline_peak_bytes, peak(reading, reading.perhaps))
+    return plan.peak_bytes < _WORTH_IT * least
+
+
+def why_nothing_is_saved(plan: Plan) -> str:
+    problem = plan.problem
+    peak = plan.baseline_peak_bytes / 1e6
+    intro = (
+        f'memory_saving_gradients: checkpoints="{plan.strategy}" saves nothing here, so the graph '
+        "stays as tf.gradients leaves it. "
+    )
+    if not any(not op.pinned and not op.backward and op.outputs for op in problem.ops):
+        return intro + (
+            "The backward pass reads no activation that could be computed twice: all of them come "
+            "from inputs, variables, or ops with state."
+        )
+    return intro + (
+        f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
+        f"with {len(plan.recomputed)} ops recomputed. What is kept and what is alive at once in "
+        "the largest stretch to recompute take as much as all activations together, or as those "
+        "of one loss, where several do not wait for one another."
+    )
