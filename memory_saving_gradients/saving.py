@@ -186,7 +186,7 @@ def _joined(asked: Sequence[_Asked]) -> list[_Asked]:
                 break
         else:
             groups.append(one)
-    if groups[0].backward.traced and not tf_private.in_xla(groups[0].backward.graph):
+    if groups[0].backward.traced and not groups[0].backward.for_xla:
         passes = with_beside([one.backward for one in groups])
         groups = [
             dataclasses.replace(one, backward=backward)

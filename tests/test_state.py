@@ -69,7 +69,7 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("how", [{"checkpoints": "memory"}, {"memory_budget": 0.7}])
+@pytest.mark.parametrize("how", [{"checkpoints": "memory"}, {"memory_budget": 0.5}])
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_mask_is_the_forward_passs(source, how):
     """Both gradients are taken in one step, so that unseeded masks are the same for both."""

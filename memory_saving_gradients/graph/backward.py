@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels, order
+from memory_saving_gradients.graph import kernels, order, tf_private
 from memory_saving_gradients.graph.shapes import Shapes
 
 
@@ -20,6 +21,7 @@ class BackwardPass:
         new: the ops that differentiation made, needed or not.
         needed: the ops that the results need.
         end: how many ops the graph had when it was differentiated.
+        for_xla: whether XLA will run it.
         traced: whether a `tf.function` is traced: what writes to a variable later waits then.
         beside: ops that read what the forward pass makes and that the results do not need, such as
             metrics; known at the end of the trace.
@@ -29,6 +31,7 @@ class BackwardPass:
     new: frozenset[tf.Operation]
     needed: frozenset[tf.Operation]
     end: int
+    for_xla: bool
     traced: bool = False
     beside: frozenset[tf.Operation] = frozenset()
 
@@ -42,20 +45,19 @@ class BackwardPass:
         return self.needed - self.new
 
     @classmethod
-    def since(
-        cls, first_new: int, results: Sequence[tf.Tensor], traced: bool = False
-    ) -> BackwardPass:
+    def since(cls, first_new: int, results: Sequence[tf.Tensor]) -> BackwardPass:
         """The one that has just been made.
 
         Args:
             first_new: how many ops the graph had before.
             results: the gradients.
-            traced: whether a `tf.function` is traced.
         """
-        operations = results[0].graph.get_operations()
+        graph = results[0].graph
+        operations = graph.get_operations()
         needed = frozenset(order.dependencies(t.op for t in results))
         new = frozenset(operations[first_new:])
-        return cls(tuple(results), new, needed, len(operations), traced)
+        for_xla = tf_private.in_xla(graph)  # only while it is traced can one tell
+        return cls(tuple(results), new, needed, len(operations), for_xla)
 
     def joined(self, other: BackwardPass) -> BackwardPass:
         """Both as one."""
@@ -64,6 +66,7 @@ class BackwardPass:
             self.new | other.new,
             self.needed | other.needed,
             max(self.end, other.end),
+            self.for_xla,
             self.traced,
         )
 
@@ -97,36 +100,26 @@ def with_beside(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     Such an op depends on a forward pass by data; on no backward pass, and none depends on it. Of
     several forward passes that it reads it belongs to the last.
     """
-    graph = passes[0].graph
     new = frozenset().union(*(one.new for one in passes))
     needed = frozenset().union(*(one.needed for one in passes))
-    before = _before(needed)
+    others = nx.DiGraph()
+    for op in passes[0].graph.get_operations():
+        if op not in needed and op not in new:
+            others.add_edges_from((other, op) for other in order.waits_for(op))
+    updates = (other for op in needed for other in op.control_inputs if other not in needed)
+    others.add_edges_from(("gradients", op) for op in new)
+    others.add_edges_from((op, "read again") for op in updates)
+    elsewhere = nx.descendants(others, "gradients")
+    if "read again" in others:
+        elsewhere |= nx.ancestors(others, "read again")
     belongs = {op: n for n, one in reversed([*enumerate(passes)]) for op in one.forward}
-    late: set[tf.Operation] = set()
     beside: list[set[tf.Operation]] = [set() for _ in passes]
-    for op in graph.get_operations():
-        if op in needed or op in new or op in before:
-            continue
-        if any(other in new or other in late for other in order.waits_for(op)):
-            late.add(op)
-            continue
+    for op in passes[0].graph.get_operations():
         reads = max((belongs.get(t.op, -1) for t in op.inputs), default=-1)
-        if reads >= 0:
+        if reads >= 0 and op in others and op not in needed and op not in elsewhere:
             belongs[op] = reads
             beside[reads].add(op)
     return [
         dataclasses.replace(one, beside=frozenset(ops))
         for one, ops in zip(passes, beside, strict=True)
     ]
-
-
-def _before(needed: Collection[tf.Operation]) -> set[tf.Operation]:
-    """The other ops that ops needed wait for: updates of variables that are read later."""
-    found: set[tf.Operation] = set()
-    waiting = [other for op in needed for other in op.control_inputs if other not in needed]
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting.extend(other for other in order.waits_for(op) if other not in needed)
-    return found

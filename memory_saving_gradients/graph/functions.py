@@ -73,13 +73,18 @@ def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> 
     inside = [one for body in bodies(op) for one in _flattened(body)]
     if not inside or not all(one.type in _READS or may_repeat(one) for one in inside):
         return False
+    if not _handles(op):
+        return True
     return later is not None and all(writer in later for writer in writers(op))
 
 
 def writers(op: tf.Operation) -> list[tf.Operation]:
     """The ops that may write to what `op` has handles of, created before or after it."""
-    handles = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
-    return [one for handle in handles for one in handle.consumers() if not _only_reads(one)]
+    return [one for handle in _handles(op) for one in handle.consumers() if not _only_reads(one)]
+
+
+def _handles(op: tf.Operation) -> list[tf.Tensor]:
+    return [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
 
 
 def _flattened(graph: tf.Graph) -> Iterator[tf.Operation]:

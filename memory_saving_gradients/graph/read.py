@@ -37,6 +37,7 @@ class Reading:
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
         perhaps: another order in which the plain step may run, which is sometimes the real one.
+        for_xla: whether XLA will run it.
         new: names of the ops that differentiation made and the step needs.
         unused: names of the ops that differentiation made in vain.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
@@ -47,6 +48,7 @@ class Reading:
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
     perhaps: list[int]
+    for_xla: bool
     new: frozenset[str]
     unused: frozenset[str]
     unordered: frozenset[str]
@@ -81,7 +83,7 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
     properties = described(device)
     seconds = estimate_seconds(kept_ops, shapes, properties)
     on_gpu = properties["type"] == "GPU"
-    if tf_private.in_xla(step.graph):
+    if step.for_xla:
         workspaces = {op.name: kernels.compiled_workspace(op, shapes) for op in kept_ops}
     else:
         workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
@@ -126,6 +128,7 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
         operations=kept_ops,
         tensor_of=tensor_of,
         perhaps=perhaps,
+        for_xla=step.for_xla,
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
         unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),
@@ -294,7 +297,6 @@ def _pinned(
     """
     pinned = set()
     later = frozenset(step.graph.get_operations()[step.end :]) if step.traced else None
-    for_xla = bool(operations) and tf_private.in_xla(operations[0].graph)
     drawn: dict[tf.Operation, int] = {}  # the bytes of the random numbers that an op depends on
     for op in operations:
         inputs = [t for t in op.inputs if buffers.bytes(t)]
@@ -313,7 +315,7 @@ def _pinned(
             or op.type in _SIDE_EFFECTS
             or op in conditional
             or any(t.dtype in handles or tf_private.is_reference(t) for t in touched)
-            or (for_xla and any(t.dtype == tf.variant for t in touched))
+            or (step.for_xla and any(t.dtype == tf.variant for t in touched))
             or out_bytes < drawn.get(op, 0)
         ):
             pinned.add(op)

@@ -90,8 +90,7 @@ def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
     """Edits the graph; returns what the inputs read before that read copies now."""
     edits = _Edits(reading)
     as_plain = grappler.left_alone(reading)
-    for_xla = tf_private.in_xla(reading.operations[0].graph)
-    gates = gate.gates(reading, schedule) if for_xla else {}
+    gates = gate.gates(reading, schedule) if reading.for_xla else {}
     for place, index in enumerate(schedule):
         if place in gates:
             edits.add_gate(gates[place])
@@ -109,7 +108,7 @@ def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
         copy = copies[str(reference.copy)].outputs[reference.index]
         before[op.name, index] = op.inputs[index].name
         tf_private.update_input(op, index, copy)
-    if for_xla:
+    if reading.for_xla:
         _hold_back_for_xla(edits.runs, copies)
     else:
         _enforce(edits.runs, copies, reading.unordered, as_plain)
@@ -286,9 +285,8 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
 
 def before_writes(op: tf.Operation) -> None:
     """Has what writes to the variables that `op` reads wait for it; it may only come later."""
-    if any(tensor.dtype == tf.resource for tensor in op.inputs):
-        for writer in functions.writers(op):
-            tf_private.add_control_inputs(writer, [op])
+    for writer in functions.writers(op):
+        tf_private.add_control_inputs(writer, [op])
 
 
 def _enforce(
