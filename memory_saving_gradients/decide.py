@@ -10,17 +10,13 @@ from memory_saving_gradients.budgets import unreachable
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
-from memory_saving_gradients.planning.budget import pinning, within
+from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
-from memory_saving_gradients.planning.search import restored
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 
 # A plan that promises less than this is not applied: predictions are no better.
 _WORTH_IT = 0.99
-
-# To say how low a budget may be, ever lower ones are tried in steps of this factor.
-_A_LITTLE_LOWER = 0.97
 
 
 class WrongPlan(ValueError):
@@ -39,10 +35,7 @@ def decide(reading: Reading, wish: Wish) -> Plan:
         budget = int(budget * peak(reading, baseline(problem)))
     schedule, given = _schedule(reading, wish, budget)
     if budget is not None and peak(reading, schedule) > budget:
-        lowest = _lowest(reading, wish)
-        if peak(reading, lowest) > budget:
-            raise unreachable(problem, lowest, budget)
-        schedule = restored(problem, lowest, budget)
+        raise unreachable(reading, schedule, budget, wish.most_runs != UNBOUNDED)
     return Plan.of(wish.strategy, problem, schedule, given, budget)
 
 
@@ -84,20 +77,6 @@ def _answer(question: _Question) -> Schedule:
     if kept is not None:
         return keep_given(problem, set(kept))
     return STRATEGIES[question.strategy](problem)
-
-
-def _lowest(reading: Reading, wish: Wish) -> Schedule:
-    """A schedule at which no slightly lower budget can be met.
-
-    It is the same whatever budget was missed: its peak, given as a budget, is met.
-    """
-    schedule, _ = _schedule(reading, wish, 0)
-    while True:
-        peak = simulate(reading.problem, schedule).peak
-        lower, _ = _schedule(reading, wish, int(_A_LITTLE_LOWER * peak))
-        if simulate(reading.problem, lower).peak >= peak:
-            return schedule
-        schedule = lower
 
 
 def _check_same(planned: Problem, read: Problem) -> None:

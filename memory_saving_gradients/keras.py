@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import functools
 import importlib.util
 import os
+import pickle
 import sys
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +21,10 @@ from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.options import Options
 from memory_saving_gradients.patching import patch
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.saving import callers_level
 
 _plans: weakref.WeakKeyDictionary[Any, list[Plan]] = weakref.WeakKeyDictionary()
+_options: weakref.WeakKeyDictionary[Any, Options] = weakref.WeakKeyDictionary()
 
 
 def save_memory(
@@ -31,8 +35,9 @@ def save_memory(
     """Makes `fit`, `train_on_batch` and custom training steps of a model save memory.
 
     The model's `train_step` then runs with `tf.GradientTape` patched; a `train_step` of your own
-    must use that. `evaluate`, `predict`, saving and loading are untouched. To go back to plain
-    training, call `save_memory(model, checkpoints=None)`.
+    must use that. `evaluate`, `predict`, saving and loading are untouched. Copies of the model
+    (`keras.models.clone_model`, `copy.deepcopy`, pickle) save memory as well; one that is loaded
+    from a file does not. To go back to plain training, call `save_memory(model, checkpoints=None)`.
 
     Args:
         model: a Keras model, functional, sequential or subclassed, before or after `compile`.
@@ -62,11 +67,17 @@ def save_memory(
             'be rewritten: set the environment variable KERAS_BACKEND to "tensorflow".'
         )
     options = None if checkpoints is None else Options(checkpoints, memory_budget)
-    model.__dict__.pop("train_step", None)
+    for name in ("train_step", "__reduce_ex__", "__deepcopy__"):
+        model.__dict__.pop(name, None)
     _plans.pop(model, None)
+    _options.pop(model, None)
     if options is not None:
         _plans[model] = []
+        _options[model] = options
         model.__dict__["train_step"] = _saving(model, options)
+        model.__dict__["__reduce_ex__"] = functools.partial(_reduced, model)
+        model.__dict__["__deepcopy__"] = functools.partial(_deepcopied, model)
+        _carry_over_to_clones()
     model.train_function = None  # so that it is traced anew
     return model
 
@@ -107,12 +118,64 @@ def _saving(model: Any, options: Options) -> Callable[..., Any]:
     return train_step
 
 
+def _reduced(model: Any, protocol: Any) -> tuple:
+    """What pickle and `copy` make a copy of `model` from."""
+    plain: Any = type(model)
+    made_from = plain.__reduce_ex__(model, protocol)
+    try:
+        pickle.dumps(_options[model])
+    except Exception as error:  # whatever the user's checkpoints raise
+        warnings.warn(
+            f'memory_saving_gradients: the copy of model "{model.name}" trains plain, as its '
+            f"checkpoints cannot be pickled ({error}): call save_memory on the copy.",
+            stacklevel=callers_level(),
+        )
+        return made_from
+    return _copied, (_options[model], made_from)
+
+
+def _copied(options: Options, made_from: tuple) -> Any:
+    make, arguments, *state = made_from
+    made = make(*arguments)
+    if state:
+        made.__setstate__(*state)
+    return save_memory(made, options.checkpoints, options.memory_budget)
+
+
+def _deepcopied(model: Any, memo: dict) -> Any:
+    make, arguments, *_ = _reduced(model, pickle.HIGHEST_PROTOCOL)
+    return make(*copy.deepcopy(arguments, memo))
+
+
+def _carry_over_to_clones() -> None:
+    """Has `clone_model` make models that save memory of such, wherever it was imported to."""
+    for module in [*sys.modules.values()]:
+        found = vars(module).get("clone_model")
+        made_by = getattr(found, "__module__", None) or ""
+        if made_by.startswith(("keras.", "tf_keras.")) and not hasattr(found, "carries_over"):
+            vars(module)["clone_model"] = _cloning(found)
+
+
+@functools.cache
+def _cloning(clone_model: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(clone_model)
+    def cloned(model: Any, *args: Any, **kwargs: Any) -> Any:
+        made = clone_model(model, *args, **kwargs)
+        options = _options.get(model)
+        if options is None:
+            return made
+        return save_memory(made, options.checkpoints, options.memory_budget)
+
+    cloned.__dict__["carries_over"] = True
+    return cloned
+
+
 class MemoryReport(keras.callbacks.Callback):
     """Prints what was planned for a model, and what a step really took.
 
     The plan is printed after the first batch, the measured peak after the second: the first one
-    builds the step, so its memory says nothing. How it is measured, `measure.StepPeak` says; where
-    it cannot be (without Linux, oneDNN or a GPU), it is left out.
+    builds the step, so its memory says nothing. `measure.StepPeak` says how it is measured; where
+    that cannot be done, the report says so.
 
     Args:
         log_dir: where to write the same for TensorBoard, too; None for nowhere.
@@ -135,37 +198,49 @@ class MemoryReport(keras.callbacks.Callback):
         self.log_dir = log_dir
         self.measured_bytes: int | None = None
         self._batches = 0
+        self._known = 0  # plans that were there before
         self._meter: StepPeak | None = None
-        self._writer = tf.summary.create_noop_writer()
+        self._writer: Any = None
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        get_plans(self.model)  # raises if there will be none
+        if self.model not in _plans:
+            warnings.warn(
+                f'memory_saving_gradients: model "{self.model.name}" trains plain, as it was not '
+                "given to memory_saving_gradients.keras.save_memory",
+                stacklevel=callers_level(),
+            )
         self._batches = 0
+        self._known = len(_plans.get(self.model, []))
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         if self._batches == 1:
-            with contextlib.suppress(OSError):  # neither TensorFlow nor the system tells
+            try:
                 self._meter = StepPeak()
+            except OSError as error:
+                self._report(f"the peak cannot be measured here: {error}")
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self._batches += 1
         if self._batches == 1:
-            self._report("\n".join(_described(plan) for plan in get_plans(self.model)[-1:]))
+            plans = _plans.get(self.model, [])
+            described = "\n".join(_described(plan) for plan in plans[self._known :] or plans[-1:])
+            self._report(described or "nothing was planned; see the warning above")
         elif self._meter is not None:
             self.measured_bytes = self._meter.bytes()
             self._meter = None
             self._report(f"measured peak {self.measured_bytes / 1e6:.1f} MB above the start")
 
     def _report(self, text: str) -> None:
-        print(f"memory_saving_gradients: {text or 'nothing was planned; see the warning above'}")
-        plans = get_plans(self.model)
+        print(f"memory_saving_gradients: {text}")
+        if self._writer is None:
+            return
         with self._writer.as_default(step=self._batches):
             tf.summary.text("memory_saving_gradients", text.replace("\n", "  \n"))
-            if plans:
-                tf.summary.scalar("memory/baseline_mb", plans[-1].baseline_peak_bytes / 1e6)
-                tf.summary.scalar("memory/predicted_mb", plans[-1].peak_bytes / 1e6)
+            for plan in _plans.get(self.model, [])[-1:]:
+                tf.summary.scalar("memory/baseline_mb", plan.baseline_peak_bytes / 1e6)
+                tf.summary.scalar("memory/predicted_mb", plan.peak_bytes / 1e6)
             if self.measured_bytes is not None:
                 tf.summary.scalar("memory/measured_mb", self.measured_bytes / 1e6)
 

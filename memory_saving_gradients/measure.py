@@ -210,30 +210,38 @@ def _assigned_bytes(make_step: Callable, folder: str, *args: Any) -> int:
 class StepPeak:
     """The most bytes in use from the making of this object to a call of `bytes()`.
 
-    It is that of TensorFlow's allocator where that keeps count (on the first GPU, and on a CPU with
-    oneDNN); else the resident memory of the process, which Linux tells. What was in use at the
-    start is not counted.
+    On a GPU it is what TensorFlow's allocator counts. On a CPU it is the growth of the resident
+    memory of the process, which Linux tells. There oneDNN's allocator keeps tensors of 256 KiB and
+    more in memory of its own, which stays resident, and counts them: they are added. What was in
+    use at the start is not counted.
+
+    Raises:
+        OSError: neither TensorFlow nor the system tells.
     """
 
     def __init__(self) -> None:
-        self._device: str | None = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+        self._on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        self._device: str | None = "GPU:0" if self._on_gpu else "CPU:0"
         try:
             tf.config.experimental.reset_memory_stats(self._device)
-            self._before = tf.config.experimental.get_memory_info(self._device)["current"]
+            self._allocated = tf.config.experimental.get_memory_info(self._device)["current"]
         except ValueError:  # the allocator does not keep count
             self._device = None
+        if not self._on_gpu:
             ctypes.CDLL(None).malloc_trim(0)
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")  # sets the highest resident size back to the present one
-            self._before = _status("VmRSS")
+            self._resident = _status("VmRSS")
 
     def bytes(self) -> int:
         """The peak until now, above the start."""
+        peak = 0
         if self._device:
-            peak = tf.config.experimental.get_memory_info(self._device)["peak"]
-        else:
-            peak = _status("VmHWM")
-        return max(0, peak - self._before)
+            highest = tf.config.experimental.get_memory_info(self._device)["peak"]
+            peak += max(0, highest - self._allocated)
+        if not self._on_gpu:
+            peak += max(0, _status("VmHWM") - self._resident)
+        return peak
 
 
 def _status(field: str) -> int:
@@ -242,7 +250,7 @@ def _status(field: str) -> int:
         for line in file:
             if line.startswith(field):
                 return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
+    raise OSError(f"/proc/self/status has no {field}")
 
 
 def step_times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

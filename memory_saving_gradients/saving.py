@@ -41,6 +41,7 @@ from memory_saving_gradients.options import Options, Wish
 from memory_saving_gradients.plan import Plan, record_plan
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.strategies import STRATEGIES
+from memory_saving_gradients.progress import shown
 
 #: The environment variable that makes our own errors end the step. Tests set it.
 STRICT = "MEMORY_SAVING_GRADIENTS_STRICT"
@@ -112,7 +113,7 @@ def differentiate(
         logger.info("%s: no y depends on any x, so there is nothing to recompute", wish.strategy)
         return grads
     asked = _Asked(
-        BackwardPass.since(first_new, results),
+        BackwardPass.since(first_new, ours[0], results),
         wish,
         tf.distribute.get_replica_context(),
         planned,
@@ -223,7 +224,8 @@ def _plan_and_rewrite(groups: Sequence[_Asked]) -> Iterator[tuple[_Asked, Plan, 
         wish = one.wish
         if highest and isinstance(wish.budget, float):  # a share is one of the whole step
             wish = dataclasses.replace(wish, budget=int(wish.budget * highest))
-        plan, saves = _plan_and_rewrite_one(one.backward, wish)
+        with shown(f"memory_saving_gradients: planning {len(one.backward.needed)} ops"):
+            plan, saves = _plan_and_rewrite_one(one.backward, wish)
         yield one, dataclasses.replace(plan, seconds=time.perf_counter() - began), saves
 
 

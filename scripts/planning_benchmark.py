@@ -54,7 +54,9 @@ def read_model(make: Callable[[], Model], batch: int, device: str = "cpu") -> Pr
         step = build_v1(make(), batch)
         first_new = len(graph.get_operations())
         grads = tf.gradients(step.loss, step.variables)
-        return read(BackwardPass.since(first_new, tf.nest.flatten(grads, True)), device).problem
+        return read(
+            BackwardPass.since(first_new, step.loss, tf.nest.flatten(grads, True)), device
+        ).problem
 
 
 def frontier(problem: Problem) -> dict:

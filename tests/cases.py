@@ -71,7 +71,8 @@ def options_for(name: str, how: str) -> dict:
     options = dict(OPTIONS[how])
     if "memory_budget" in options:
         lowest, baseline = _peaks(name)
-        options["memory_budget"] = int(lowest + options["memory_budget"] * (baseline - lowest))
+        between = int(lowest + options["memory_budget"] * (baseline - lowest))
+        options["memory_budget"] = f"{between}B"
     return options
 
 

@@ -110,12 +110,12 @@ def test_an_impossible_budget_says_what_is_possible_and_leaves_the_graph_plain(g
         same = chain()
         tf.gradients(same.loss, same.variables)
     with pytest.raises(BudgetError, match="the lowest peak found is") as caught:
-        gradients(step.loss, step.variables, memory_budget=1000)
+        gradients(step.loss, step.variables, memory_budget="1000B")
     assert graph.as_graph_def() == plain.as_graph_def()
     assert caught.value.budget_bytes == 1000
     lowest = caught.value.lowest_peak_bytes
     assert lowest > 1000
-    gradients(step.loss, step.variables, memory_budget=lowest)
+    gradients(step.loss, step.variables, memory_budget=f"{lowest}B")
     assert plan_of(graph).peak_bytes <= lowest
 
 

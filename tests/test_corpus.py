@@ -37,7 +37,7 @@ def run_or_lowest(name, options):
     try:
         return run_session(*CORPUS[name], functools.partial(gradients, **options))
     except BudgetError as error:
-        return run_or_lowest(name, {"memory_budget": error.lowest_peak_bytes})
+        return run_or_lowest(name, {"memory_budget": f"{error.lowest_peak_bytes}B"})
 
 
 def row(name, how):

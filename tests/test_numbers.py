@@ -89,7 +89,7 @@ def test_sizes_of_more_than_32_bits_do_not_overflow(graph):
     for i in range(12):
         y = tf.tanh(y, name=f"layer{i}")
     first_new = len(graph.get_operations())
-    problem = read(BackwardPass.since(first_new, tf.gradients(tf.reduce_sum(y), x))).problem
+    problem = read(BackwardPass.since(first_new, y, tf.gradients(tf.reduce_sum(y), x))).problem
     peak = simulate(problem, baseline(problem)).peak
     assert peak >= 12 * 2**34
     assert all(tensor.bytes > 0 for tensor in problem.tensors)

@@ -17,6 +17,7 @@ class BackwardPass:
     """One call that differentiated, or several whose backward passes hang off one forward pass.
 
     Attributes:
+        target: what was differentiated, or the first of several.
         results: the gradients, tensors of one graph, at least one.
         new: the ops that differentiation made, needed or not.
         needed: the ops that the results need.
@@ -27,6 +28,7 @@ class BackwardPass:
             metrics; known at the end of the trace.
     """
 
+    target: tf.Tensor
     results: tuple[tf.Tensor, ...]
     new: frozenset[tf.Operation]
     needed: frozenset[tf.Operation]
@@ -45,11 +47,12 @@ class BackwardPass:
         return self.needed - self.new
 
     @classmethod
-    def since(cls, first_new: int, results: Sequence[tf.Tensor]) -> BackwardPass:
+    def since(cls, first_new: int, target: tf.Tensor, results: Sequence[tf.Tensor]) -> BackwardPass:
         """The one that has just been made.
 
         Args:
             first_new: how many ops the graph had before.
+            target: what was differentiated.
             results: the gradients.
         """
         graph = results[0].graph
@@ -57,11 +60,12 @@ class BackwardPass:
         needed = frozenset(order.dependencies(t.op for t in results))
         new = frozenset(operations[first_new:])
         for_xla = tf_private.in_xla(graph)  # only while it is traced can one tell
-        return cls(tuple(results), new, needed, len(operations), for_xla)
+        return cls(target, tuple(results), new, needed, len(operations), for_xla)
 
     def joined(self, other: BackwardPass) -> BackwardPass:
         """Both as one."""
         return BackwardPass(
+            self.target,
             (*self.results, *other.results),
             self.new | other.new,
             self.needed | other.needed,

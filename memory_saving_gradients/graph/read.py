@@ -23,6 +23,7 @@ from memory_saving_gradients.planning.simulate import simulate
 _SWITCHES = frozenset({"Switch", "RefSwitch"})
 _BEGINS = _SWITCHES | {"Enter", "RefEnter"}
 _ENDS = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
+_READS = frozenset({"ReadVariableOp", "VariableV2", "Variable"})
 _COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
 _SIDE_EFFECTS = frozenset({"PyFuncStateless", "EagerPyFunc", "PyFunc"})
 
@@ -32,23 +33,26 @@ class Reading:
     """A problem, and what its indices mean in the graph.
 
     Attributes:
-        problem: the step.
+        step: what was read.
+        problem: the step as data.
         operations: the operation of every op of the problem.
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
+        like_weights: the tensors, by index, of the backward pass that have the shape of a
+            variable: gradients of weights, mostly.
         perhaps: another order in which the plain step may run, which is sometimes the real one.
-        for_xla: whether XLA will run it.
         new: names of the ops that differentiation made and the step needs.
         unused: names of the ops that differentiation made in vain.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
             loops and branches, and those that Grappler may fold into constants.
     """
 
+    step: BackwardPass
     problem: Problem
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
+    like_weights: frozenset[int]
     perhaps: list[int]
-    for_xla: bool
     new: frozenset[str]
     unused: frozenset[str]
     unordered: frozenset[str]
@@ -124,11 +128,12 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
     problem = Problem(tuple(problem_ops), tuple(tensors), kept, tuple(executed))
     new = frozenset(op.name for op in operations if op in step.new)
     return Reading(
+        step=step,
         problem=problem,
         operations=kept_ops,
         tensor_of=tensor_of,
+        like_weights=_like_weights(operations, backward, tensor_of, shapes),
         perhaps=perhaps,
-        for_xla=step.for_xla,
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
         unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),
@@ -157,6 +162,19 @@ def _numbered(
                 tensors.append(Tensor(shown.name, buffers.bytes(shown)))
             tensor_of[tensor.name] = tensor_of[shown.name]
     return tensor_of, tensors
+
+
+def _like_weights(
+    operations: Sequence[tf.Operation],
+    backward: Container[tf.Operation],
+    tensor_of: dict[str, int],
+    shapes: Shapes,
+) -> frozenset[int]:
+    """The tensors of the backward pass that have the shape of a variable."""
+    reads = [t for op in operations if op.type in _READS for t in op.outputs]
+    of_variables = {tuple(shapes(t)) for t in reads}
+    made = (t for op in operations if op in backward for t in op.outputs if t.name in tensor_of)
+    return frozenset(tensor_of[t.name] for t in made if tuple(shapes(t)) in of_variables)
 
 
 def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> tuple[float, int]:

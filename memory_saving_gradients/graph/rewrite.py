@@ -90,7 +90,7 @@ def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
     """Edits the graph; returns what the inputs read before that read copies now."""
     edits = _Edits(reading)
     as_plain = grappler.left_alone(reading)
-    gates = gate.gates(reading, schedule) if reading.for_xla else {}
+    gates = gate.gates(reading, schedule) if reading.step.for_xla else {}
     for place, index in enumerate(schedule):
         if place in gates:
             edits.add_gate(gates[place])
@@ -108,7 +108,7 @@ def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
         copy = copies[str(reference.copy)].outputs[reference.index]
         before[op.name, index] = op.inputs[index].name
         tf_private.update_input(op, index, copy)
-    if reading.for_xla:
+    if reading.step.for_xla:
         _hold_back_for_xla(edits.runs, copies)
     else:
         _enforce(edits.runs, copies, reading.unordered, as_plain)

@@ -116,6 +116,17 @@ class OneCutProgram:
         return OneCut(max(0.0, float(solution.fun)) * dearest / float(costs.sum()), kept)
 
 
+def least_peak(problem: Problem) -> int:
+    """The bytes that no schedule can do without: those of the largest op, with all it touches."""
+    size = problem.sizes
+    most = 0
+    for op in problem.ops:
+        lent = max((int(size[t]) for t in op.inputs), default=0) if op.in_place else 0
+        touched = [t for t in (*op.inputs, *op.outputs) if t in problem.made_here]
+        most = max(most, op.workspace + int(size[touched].sum()) - lent)
+    return most
+
+
 def _moment(problem: Problem) -> tuple[int, set[int], set[int]]:
     """The backward op at which most must be kept, its forward ancestors, and what is wanted then.
 

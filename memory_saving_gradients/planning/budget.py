@@ -16,10 +16,11 @@ from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
-from memory_saving_gradients.planning.bounds import OneCutProgram
+from memory_saving_gradients.planning.bounds import OneCutProgram, least_peak
 from memory_saving_gradients.planning.cuts import Segments, kept_at
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.progress import reported
 from memory_saving_gradients.planning.search import improved, lowered, restored
 from memory_saving_gradients.planning.simulate import simulate
 
@@ -31,9 +32,11 @@ _CUTS = (1.0, 1.2, 1.5, 2.0)
 # The solver takes longer than all the rest for problems of more ops than this.
 _LARGEST_PROGRAM = 30_000
 
-# So many ops are simulated for each start, and so many more where no start came within the budget.
+# So many ops are simulated for each start, and so many times more to find the lowest peak, in steps
+# of such a share of it.
 _SIMULATED_OPS = 200_000
-_LAST_RESORT = 20
+_LAST_RESORT = 5
+_STEP = 0.97
 
 # So many of the cheapest schedules are improved, if the problem has no more ops than this and the
 # cheapest is not within this share of the optimum already.
@@ -66,19 +69,19 @@ def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedul
         return plain
     tries = max(1, _SIMULATED_OPS // len(problem.ops))
     kept, bound = _one_cut(problem, budget)
+    if bound == np.inf or budget < least_peak(problem):
+        return lowest(problem, most_runs)
     starts = [*_starts(problem, kept), *_subsets(problem, budget)]
-    found = [lowered(problem, schedule, budget, most_runs, tries) for schedule in starts]
-    lowest = min(found, key=lambda schedule: simulate(problem, schedule).peak)
-    if simulate(problem, lowest).peak > budget:
-        lowest = lowered(problem, lowest, budget, most_runs, tries * _LAST_RESORT)
-        found.append(lowest)
-    fitting = [
-        restored(problem, schedule, budget)
-        for schedule in found
-        if simulate(problem, schedule).peak <= budget
-    ]
+    fitting = []
+    for start in reported(starts):
+        found = lowered(problem, start, budget, most_runs, tries)
+        if simulate(problem, found).peak <= budget:
+            fitting.append(restored(problem, found, budget))
     if not fitting:
-        return lowest
+        found = lowest(problem, most_runs)
+        if simulate(problem, found).peak > budget:
+            return found
+        fitting.append(restored(problem, found, budget))
 
     def cost(schedule: Schedule) -> float:
         return simulate(problem, schedule).cost
@@ -87,8 +90,26 @@ def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedul
     optimum = (1 + bound) * problem.costs.sum()
     if len(problem.ops) > _LARGEST_IMPROVED or cost(fitting[0]) < optimum * (1 + _CLOSE):
         return fitting[0]
-    swung = (improved(problem, s, budget, most_runs, tries // 4) for s in fitting[:_IMPROVED])
+    swung = [
+        improved(problem, schedule, budget, most_runs, tries // 4)
+        for schedule in reported(fitting[:_IMPROVED])
+    ]
     return min(swung, key=cost)
+
+
+def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
+    """The schedule of the lowest peak found; `within` meets any budget down to it.
+
+    Args:
+        problem: the step.
+        most_runs: how often an op may run.
+    """
+    tries = max(1, _LAST_RESORT * _SIMULATED_OPS // len(problem.ops))
+    found = [
+        lowered(problem, start, 0, most_runs, tries, _STEP)
+        for start in reported([*_starts(problem, [])])
+    ]
+    return min(found, key=lambda schedule: simulate(problem, schedule).peak)
 
 
 def pinning(problem: Problem, tensors: Collection[int]) -> Problem:

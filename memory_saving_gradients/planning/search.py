@@ -123,7 +123,12 @@ def _dropped(problem: Problem, runs: np.ndarray, simulation: Simulation, budget:
 
 
 def lowered(
-    problem: Problem, schedule: Schedule, budget: int, most_runs: int, tries: int
+    problem: Problem,
+    schedule: Schedule,
+    budget: int,
+    most_runs: int,
+    tries: int,
+    step: float = 0.0,
 ) -> Schedule:
     """Adds runs until the peak is within the budget, or no move found lowers it.
 
@@ -133,15 +138,20 @@ def lowered(
         budget: the peak to reach, in bytes.
         most_runs: how often an op may run.
         tries: how many moves to make at most.
+        step: the share of the peak to aim at first, then the same share of that, and so on: moves
+            that suit the highest places come before those that suit all. 0 aims at the budget.
 
     Returns:
         The schedule, of at most `budget` bytes if that was reached.
     """
     runs, simulation = tidied(problem, np.asarray(schedule))
+    aim = simulation.peak
     for _ in range(tries):
         if simulation.peak <= budget:
             break
-        found = _best_move(problem, runs, simulation, budget, most_runs)
+        if simulation.peak <= aim:
+            aim = max(budget, int(step * simulation.peak))
+        found = _best_move(problem, runs, simulation, aim, most_runs)
         if found is None:
             break
         runs, simulation = found

@@ -149,7 +149,7 @@ def compare(program, choice, setting):
     try:
         ours, plans = run(program, choice, setting)
     except BudgetError as error:
-        ours, plans = run(program, {"memory_budget": error.lowest_peak_bytes}, setting)
+        ours, plans = run(program, {"memory_budget": f"{error.lowest_peak_bytes}B"}, setting)
     hypothesis.event("planned" if plans else "left plain")
     try:
         assert_same(ours, plain)

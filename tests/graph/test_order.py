@@ -21,7 +21,7 @@ def read_network(sizes, batch):
         h = tf.tanh(tf.matmul(h, weights[-1]))
     first_new = len(h.graph.get_operations())
     grads = tf.gradients(tf.reduce_sum(h), weights)
-    return read(BackwardPass.since(first_new, grads)).problem, [g.op.name for g in grads]
+    return read(BackwardPass.since(first_new, grads[0], grads)).problem, [g.op.name for g in grads]
 
 
 def test_a_large_weights_gradient_comes_after_the_rest(graph):

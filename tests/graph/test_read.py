@@ -11,7 +11,7 @@ v1 = tf.compat.v1
 def read_gradients(y, xs):
     first_new = len(y.graph.get_operations())
     grads = tf.gradients(y, xs)
-    return read(BackwardPass.since(first_new, [g for g in grads if g is not None]))
+    return read(BackwardPass.since(first_new, y, [g for g in grads if g is not None]))
 
 
 def ops_by_name(reading):

@@ -30,7 +30,7 @@ def coarse_step(label):
         first_new = len(graph.get_operations())
         grads = tf.gradients(step.loss, step.variables)
         results = tf.nest.flatten(grads, expand_composites=True)
-        return coarsened(read(BackwardPass.since(first_new, results)).problem, 8, 8)
+        return coarsened(read(BackwardPass.since(first_new, results[0], results)).problem, 8, 8)
 
 
 def compare(label, share):

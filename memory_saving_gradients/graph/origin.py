@@ -1,0 +1,66 @@
+"""Where an op comes from, in words that the user knows: a layer's path, or a line of code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+
+_OURS = str(Path(__file__).parents[1])
+
+# What gradient functions put before the name of the op that they differentiate.
+_PREFIX = re.compile(r"^(.*/)?(gradient_tape|gradients(_\d+)?)/")
+
+
+def origin(op: tf.Operation) -> str:
+    """The scope that `op` was made in (in Keras the path of its layer), or else the user's line.
+
+    Of the gradient of an op it is that of the op; of a sum of gradients, that of the first.
+
+    Args:
+        op: any op.
+
+    Returns:
+        The origin; an empty string where nothing tells it.
+
+    Example:
+        >>> with tf.Graph().as_default(), tf.name_scope("block_1"):
+        ...     origin(tf.zeros((2, 2), name="start").op)
+        'block_1'
+    """
+    while op.type == "AddN" and "/" not in op.name:
+        op = op.inputs[0].op
+    differentiated = _differentiated(op)
+    scope = differentiated.name.rpartition("/")[0]
+    return scope or _line(differentiated)
+
+
+def _differentiated(op: tf.Operation) -> tf.Operation:
+    """The op whose gradient `op` computes; `op` itself if it is no gradient."""
+    match = _PREFIX.match(op.name)
+    if match is None:
+        return op
+    parts = [part.removesuffix("_grad") for part in op.name[match.end() :].split("/")]
+    for length in range(len(parts), 0, -1):
+        try:
+            return op.graph.get_operation_by_name("/".join(parts[:length]))
+        except KeyError:
+            continue
+    return op
+
+
+def _line(op: tf.Operation) -> str:
+    """The innermost line that made `op` and lies in the user's code."""
+    libraries = [os.path.dirname(tf.__file__), _OURS]
+    libraries += [
+        os.path.dirname(sys.modules[name].__file__ or "")
+        for name in ("keras", "tf_keras")
+        if name in sys.modules
+    ]
+    for frame in reversed(op.traceback):
+        if not frame.filename.startswith(tuple(libraries)):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"
+    return ""

@@ -1,0 +1,47 @@
+"""A progress line for what takes long, as Keras shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+
+from memory_saving_gradients.planning.progress import heard_by
+
+# Seconds after which the user wants to know.
+_LONG = 2.0
+_WIDTH = 20
+
+logger = logging.getLogger("memory_saving_gradients")
+
+
+@contextlib.contextmanager
+def shown(what: str) -> Iterator[None]:
+    """Shows how far planning is, once it has taken two seconds.
+
+    On a terminal that is a line that is written over; elsewhere one line of the log, at INFO.
+
+    Args:
+        what: what is planned.
+    """
+    began = time.perf_counter()
+    lines = 0
+
+    def show(done: int, parts: int) -> None:
+        nonlocal lines
+        seconds = time.perf_counter() - began
+        if seconds < _LONG:
+            return
+        if sys.stderr.isatty():
+            bar = ("━" * (_WIDTH * done // parts)).ljust(_WIDTH, "─")
+            print(f"\r{what} {done}/{parts} {bar} {seconds:.0f}s", end="", file=sys.stderr)
+        elif not lines:
+            logger.info("%s takes longer than %.0f s ...", what, _LONG)
+        lines += 1
+
+    with heard_by(show):
+        yield
+    if lines and sys.stderr.isatty():
+        print(f"\r{what}: {time.perf_counter() - began:.0f}s".ljust(100), file=sys.stderr)
