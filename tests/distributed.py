@@ -43,7 +43,7 @@ def _loss(tf, weights, x, y):
 
 
 def split_by_device(saving):
-    """A model whose halves lie on two devices: (gradients, devices of copies, plans)."""
+    """A model whose halves lie on two devices, its loss on none: (gradients, devices, plans)."""
     tf, msg = _tensorflow(2)
     weights = _variables(tf)
     x, _ = _data()
@@ -64,7 +64,8 @@ def split_by_device(saving):
         for op in copies
     )
     grads = [g.numpy() for g in function(tf.constant(x))]
-    return grads, right and sorted({op.device for op in copies}), len(msg.get_plans(function.graph))
+    devices = sorted({op.device for op in copies if op.device})
+    return grads, right and devices, len(msg.get_plans(function.graph))
 
 
 def _train(tf, msg, strategy, saving, steps=4):

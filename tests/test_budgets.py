@@ -14,8 +14,9 @@ v1 = tf.compat.v1
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        (1000, 1000),
-        (np.int64(7), 7),
+        (2**20, 2**20),
+        (np.int64(3_000_000), 3_000_000),
+        ("7B", 7),
         ("1000", 1000),
         ("800MB", 800 * 10**6),
         ("800 mb", 800 * 10**6),
@@ -38,6 +39,9 @@ def test_budgets_that_are_understood(said, meant):
     [
         (0, ValueError),
         (-5, ValueError),
+        (50, ValueError),
+        (8192, ValueError),
+        (2**20 - 1, ValueError),
         (0.0, ValueError),
         (-0.5, ValueError),
         (1.5, ValueError),

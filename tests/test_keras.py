@@ -1,5 +1,8 @@
 """`keras.save_memory()` and what Keras offers: losses and weights as without it, less memory."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -394,10 +397,42 @@ def test_the_report_is_printed_and_written(tmp_path, capsys):
     assert {"memory/predicted_mb", "memory/baseline_mb"} <= tags
 
 
-def test_the_report_needs_a_model_that_saves():
+def test_the_report_of_a_plain_model_warns_and_measures():
     model, fit = functional()
-    with pytest.raises(ValueError, match="save_memory"):
-        model.fit(**fit, verbose=0, callbacks=[msg.keras.MemoryReport()])
+    report = msg.keras.MemoryReport()
+    with pytest.warns(UserWarning, match="trains plain"):
+        model.fit(**fit, verbose=0, callbacks=[report])
+    assert report.measured_bytes > 0
+
+
+COPIES = {
+    "clone_model": lambda model: keras.models.clone_model(model),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_saves_memory_too(how):
+    model, fit = functional()
+    msg.keras.save_memory(model, "speed").fit(**fit, verbose=0)
+    copied = COPIES[how](model)
+    compile_(copied).fit(**fit, verbose=0)
+    assert {plan.strategy for plan in msg.keras.get_plans(copied)} == {"speed"}
+    plain = COPIES[how](msg.keras.save_memory(model, None))
+    compile_(plain).fit(**fit, verbose=0)
+    with pytest.raises(ValueError, match="not given"):
+        msg.keras.get_plans(plain)
+
+
+def test_a_copy_that_cannot_carry_its_options_is_plain_and_says_so():
+    model, _ = functional()
+    msg.keras.save_memory(model, lambda op: op.type == "Conv2D")
+    with pytest.warns(UserWarning, match="call save_memory on the copy"):
+        copied = pickle.loads(pickle.dumps(model))
+    with pytest.raises(ValueError, match="not given"):
+        msg.keras.get_plans(copied)
 
 
 @pytest.mark.usefixtures("deterministic")

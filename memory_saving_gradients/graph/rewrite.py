@@ -336,7 +336,7 @@ def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Oper
     """Makes `op` wait for `before` by some of its inputs, not by control edges of its own."""
     for i in inputs:
         source = op.inputs[i]
-        with _apart(op.graph), op.graph.device(op.device):
+        with _apart(op.graph), op.graph.device(source.op.device):
             late = tf.identity(source, name=f"{source.op.name}{COPY}")
         tf_private.add_control_inputs(
             late.op, [other for other in before if other is not source.op]

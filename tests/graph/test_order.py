@@ -44,7 +44,7 @@ def test_what_adds_up_postponed_gradients_is_postponed(graph):
     first_new = len(graph.get_operations())
     loss = tf.reduce_sum(y) + tf.nn.l2_loss(weight)
     grads = tf.gradients(loss, weight)
-    ops = read(BackwardPass.since(first_new, grads)).problem.ops
+    ops = read(BackwardPass.since(first_new, loss, grads)).problem.ops
     assert ops[-1].name == grads[0].op.name  # a sum of three
     assert [op.postponed for op in ops[-3:-1]] == [True, True]
 
