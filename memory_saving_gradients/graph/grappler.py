@@ -56,6 +56,8 @@ def _computation(op: tf.Operation) -> tuple:
 
 def _readers(op: tf.Operation, reading: Reading) -> list[tf.Operation]:
     """The ops that read `op` once Grappler has folded known shapes and dropped unused ops."""
+    if not op.outputs:
+        return []
     known = op.outputs[0].shape.is_fully_defined()
     return [
         reader
