@@ -20,6 +20,6 @@ setup(
     ],
     extras_require={
         "demo": ["matplotlib", "rich", "scikit-learn"],
-        "test": ["hypothesis", "mypy", "pytest", "ruff", "tensorboard", "tf_keras"],
+        "test": ["hypothesis", "keras-hub", "mypy", "pytest", "ruff", "tensorboard", "tf_keras"],
     },
 )
