@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sys
@@ -62,5 +63,6 @@ def _line(op: tf.Operation) -> str:
     ]
     for frame in reversed(op.traceback):
         if not frame.filename.startswith(tuple(libraries)):
-            return f"{os.path.basename(frame.filename)}:{frame.lineno}: {frame.line}"
+            line = linecache.getline(frame.filename, frame.lineno).strip()
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}: {line}".rstrip(": ")
     return ""
