@@ -17,7 +17,7 @@ from memory_saving_gradients import (
     gradients_memory,
     saving,
 )
-from memory_saving_gradients.graph import functions, gate, grappler, kernels, read, rewrite
+from memory_saving_gradients.graph import calls, gate, grappler, kernels, read, rewrite
 from memory_saving_gradients.graph import tf_private as private
 from memory_saving_gradients.graph.rewrite import COPY
 from memory_saving_gradients.planning import strategies
@@ -36,7 +36,7 @@ STEPS = {
     "the order of the step": (read.order, "planned", 1),
     "the estimate of costs": (read, "estimate_seconds", 1),
     "scratch space": (kernels, "workspace", 20),
-    "loops and branches": (functions, "calls", 30),
+    "loops and branches": (calls, "calls", 30),
     "the simulator": (decide, "simulate", 1),
     "the strategy": (strategies.STRATEGIES, "memory", 1),
     "what Grappler would do": (grappler, "left_alone", 1),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import functions, tf_private
+from memory_saving_gradients.graph import calls, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import Reading
 
@@ -50,7 +50,7 @@ def recompute_inside(reading: Reading, inside: Inside) -> dict[tuple[str, int], 
             continue
         operations = backward.graph.get_operations()
         later = operations[operations.index(backward) :]
-        for writer in functions.writers(new):
+        for writer in calls.writers(new):
             if writer in later:
                 tf_private.add_control_inputs(writer, [new])
         for old, tensor in zip(backward.outputs, new.outputs, strict=True):
@@ -147,7 +147,7 @@ class _Pair:
         for op in self._first.get_operations():
             at_hand = all(t.op in makeable or t.name in self._outputs for t in op.inputs)
             if op.type == "Placeholder" or (
-                at_hand and not op.control_inputs and functions.may_repeat(op)
+                at_hand and not op.control_inputs and calls.may_repeat(op)
             ):
                 makeable.add(op)
         waiting = [*tensors]

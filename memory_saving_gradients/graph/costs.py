@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import functions
+from memory_saving_gradients.graph import calls
 from memory_saving_gradients.graph.devices import Device
 from memory_saving_gradients.graph.shapes import Shapes, stand_in
 from memory_saving_gradients.graph.tf_private import Estimator
@@ -40,7 +40,7 @@ def estimate_seconds(
         node = op.node_def
         node.attr.pop("_class", None)
         node.device = ""
-        if functions.calls(op):
+        if calls.calls(op):
             continue
         attributes = tuple(sorted((k, v.SerializeToString()) for k, v in node.attr.items()))
         inputs = [(t.dtype, shapes(t), _shape_value(t, shapes)) for t in op.inputs]

@@ -1,24 +1,20 @@
-"""Ops that call functions (`If`, `While`, `Case`, calls): what their bodies tell of them.
+"""What loops and branches hand on: what the first collected for the gradient.
 
-In TensorFlow 2 a loop or branch is one op. Its gradient is another one, which reads what the first
-collected: the lists of a loop, the optional values of a branch. Both are variants, whose bytes
-only the bodies tell.
+The gradient of a loop or branch is another one, which reads the lists of the loop, or the optional
+values of the branch. Both are variants, whose bytes only the bodies tell.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels, tf_private
+from memory_saving_gradients.graph import calls, kernels, tf_private
 from memory_saving_gradients.graph.shapes import Shapes
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
-#: In TensorFlow 2, a branch is one of these.
-BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
 _MAKE_LISTS = frozenset({"TensorListFromTensor", "TensorListSplit", "TensorListScatterV2"})
 _ADD_TO_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # which input is the element
 _LIKE_LISTS = frozenset({"TensorListPopBack", "TensorListResize", "Identity", "ZerosLike"})
@@ -27,86 +23,11 @@ _LIKE_LISTS = frozenset({"TensorListPopBack", "TensorListResize", "Identity", "Z
 _NOMINAL_ROUNDS = 16
 
 
-_calling: dict[str, bool] = {}  # by type of op
-_stateful: dict[str, bool] = {}
-
-
-def calls(op: tf.Operation) -> bool:
-    """Whether `op` calls functions, named by attributes or (a `Defun`) by its type."""
-    if op.type not in _calling:
-        by_attribute = any(a.type in ("func", "list(func)") for a in op.op_def.attr)
-        _calling[op.type] = by_attribute or not tf_private.is_registered(op.type)
-    return _calling[op.type]
-
-
-def bodies(op: tf.Operation) -> list[tf.Graph]:
-    """The functions that `op` calls: branches, the body of a loop (not its condition), a callee.
-
-    There are none if nothing tells what is in one of them: `op` is opaque then.
-    """
-    if not calls(op):
-        return []
-    names = [] if tf_private.is_registered(op.type) else [op.type]
-    for attribute, value in sorted(op.node_def.attr.items()):
-        if attribute != "cond":
-            called = [value.func] if value.WhichOneof("value") == "func" else value.list.func
-            names.extend(one.name for one in called)
-    found = [tf_private.function_graph(op.graph, name) for name in names]
-    return [] if None in found else found
-
-
-def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> bool:
-    """Whether a second run of `op` would give the same and do nothing else.
-
-    What has state by its registration never runs twice, even where it only hands on its input. Of
-    an op that calls functions their bodies tell, if those are known: they may read variables that
-    nothing writes to in the meantime.
-
-    Args:
-        op: any op.
-        later: the ops that come after all second runs; None where nobody knows.
-    """
-    if not calls(op):
-        if op.type not in _stateful:
-            _stateful[op.type] = op.op_def.is_stateful
-        return not _stateful[op.type]
-    inside = [one for body in bodies(op) for one in _flattened(body)]
-    if not inside or not all(one.type in _READS or may_repeat(one) for one in inside):
-        return False
-    if not _handles(op):
-        return True
-    return later is not None and all(writer in later for writer in writers(op))
-
-
-def writers(op: tf.Operation) -> list[tf.Operation]:
-    """The ops that may write to what `op` has handles of, created before or after it."""
-    return [one for handle in _handles(op) for one in handle.consumers() if not _only_reads(one)]
-
-
-def _handles(op: tf.Operation) -> list[tf.Tensor]:
-    return [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
-
-
-def _flattened(graph: tf.Graph) -> Iterator[tf.Operation]:
-    """The ops of a function, with those of the functions that it calls in their place."""
-    for op in graph.get_operations():
-        called = bodies(op)
-        for body in called:
-            yield from _flattened(body)
-        if not called:
-            yield op
-
-
-def _only_reads(op: tf.Operation) -> bool:
-    inside = [one for body in bodies(op) for one in _flattened(body)]
-    return all(one.type in _READS or not one.op_def.is_stateful for one in inside or [op])
-
-
 def passed_on(op: tf.Operation, output: int) -> int | None:
     """The input that a loop hands on as an output, unchanged; None for what a round makes."""
-    if op.type not in _LOOPS or not bodies(op):
+    if op.type not in _LOOPS or not calls.bodies(op):
         return None
-    (body,) = bodies(op)
+    (body,) = calls.bodies(op)
     return output if _owner(body.outputs[output]) is body.inputs[output] else None
 
 
@@ -128,13 +49,13 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
         return _bytes(op.inputs[0], shapes) + _bytes(added, shapes)
     if op.type in _LIKE_LISTS:
         return _bytes(op.inputs[0], shapes)
-    if op.type in _LOOPS and bodies(op):
+    if op.type in _LOOPS and calls.bodies(op):
         if (handed_on := passed_on(op, tensor.value_index)) is not None:
             return _bytes(op.inputs[handed_on], shapes)
-        (body,) = bodies(op)
+        (body,) = calls.bodies(op)
         return rounds(op) * _collected(body, body.outputs[tensor.value_index])
-    if op.type in BRANCHES:
-        outputs = ((body.outputs[tensor.value_index], body) for body in bodies(op))
+    if op.type in calls.BRANCHES:
+        outputs = ((body.outputs[tensor.value_index], body) for body in calls.bodies(op))
         return max((_bytes(output, _shapes(body)) for output, body in outputs), default=0)
     return 0
 

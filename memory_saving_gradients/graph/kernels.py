@@ -122,21 +122,29 @@ def compiled_workspace(op: tf.Operation, shape: Callable[[tf.Tensor], Sequence[i
     """Bytes of scratch space that XLA's program for a CPU takes for `op`.
 
     It transposes the operands of a convolution's gradient. The gradient of a depthwise filter it
-    takes from that of a dense one, of which it keeps the diagonal, and both are there at once.
+    takes from that of a dense one, of which it keeps the diagonal, and both are there at once. A
+    convolution in groups is made in another layout first.
 
     Args:
         op: the op.
         shape: gives the shape of a tensor.
 
     Returns:
-        Bytes; 0 for ops that are not gradients of convolutions.
+        Bytes; 0 for ops that are neither gradients of convolutions nor convolutions in groups.
     """
+    if op.type == "Conv2D" and shape(op.inputs[0])[-1] != shape(op.inputs[1])[-2]:
+        return op.outputs[0].dtype.size * math.prod(shape(op.outputs[0]))
     if op.type not in TRANSPOSES:
         return 0
     size = op.outputs[0].dtype.size
     if op.type == "DepthwiseConv2dNativeBackpropFilter":
         height, width, channels, multiplier = shape(op.outputs[0])
         return 2 * height * width * channels * channels * multiplier * size
+    if op.type == "Conv2DBackpropFilter":
+        height, width, channels_of_group, made = shape(op.outputs[0])
+        channels = shape(op.inputs[0])[-1]
+        if channels_of_group == 1 < channels:
+            return 2 * height * width * channels * made * size
     return size * sum(math.prod(shape(t)) for t in op.inputs if t.dtype == op.outputs[0].dtype)
 
 

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import functions, kernels, order, tf_private
+from memory_saving_gradients.graph import calls, functions, kernels, order, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.buffers import Buffers
 from memory_saving_gradients.graph.costs import estimate_seconds
@@ -92,7 +92,7 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
     else:
         workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
     for op in kept_ops:
-        if functions.bodies(op):
+        if calls.bodies(op):
             seconds[op.name], workspaces[op.name] = _called(op, properties, graph)
     if cost_model == "measured":
         measured = measure_ops(step.results, operations, shapes)
@@ -180,10 +180,10 @@ def _like_weights(
 def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> tuple[float, int]:
     """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
     dearest, most = 0.0, 0
-    for body in functions.bodies(op):
+    for body in calls.bodies(op):
         created = {one: i for i, one in enumerate(body.get_operations())}
         made = {t.value_index for t in _made_at_all(op, step)}
-        loop = op.type not in functions.BRANCHES
+        loop = op.type not in calls.BRANCHES
         outputs = [t for i, t in enumerate(body.outputs) if loop or i in made]
         needed = nx.lexicographical_topological_sort(
             order.dependencies(t.op for t in outputs), key=created.__getitem__
@@ -193,10 +193,11 @@ def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> 
         buffers = Buffers(inside, shapes)
         tensor_of, tensors = _numbered(inside, buffers)
         seconds = estimate_seconds(inside, shapes, device)
+        scratch = kernels.compiled_workspace if calls.is_compiled(op) else kernels.workspace
         steps = []
         for one in inside:
-            cost, workspace = seconds[one.name], kernels.workspace(one, shapes)
-            if functions.bodies(one):
+            cost, workspace = seconds[one.name], scratch(one, shapes)
+            if calls.bodies(one):
                 cost, workspace = _called(one, device, created)
             reads, makes = _reads(one, tensor_of), _makes(one, tensor_of, buffers, created)
             steps.append(Op(one.name, tuple(reads), makes, cost, workspace))
@@ -255,7 +256,7 @@ def _makes(
 
 def _made_at_all(op: tf.Operation, step: Container[tf.Operation]) -> list[tf.Tensor]:
     """The outputs of `op`; of a branch, where TensorFlow prunes others, what the step reads."""
-    if op.type not in functions.BRANCHES:
+    if op.type not in calls.BRANCHES:
         return op.outputs
     return [t for t in op.outputs if any(reader in step for reader in t.consumers())]
 
@@ -326,9 +327,9 @@ def _pinned(
             if sources and sources <= drawn.keys():
                 drawn[op] = max(drawn[source] for source in sources)
         touched = (*op.inputs, *op.outputs)
-        handles = {tf.string} if functions.calls(op) else kernels.HANDLES
+        handles = {tf.string} if calls.calls(op) else kernels.HANDLES
         if (
-            not functions.may_repeat(op, later)
+            not calls.may_repeat(op, later)
             or op.type in kernels.SOURCES
             or op.type in _SIDE_EFFECTS
             or op in conditional

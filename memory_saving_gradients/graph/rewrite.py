@@ -24,7 +24,14 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import functions, gate, grappler, kernels, order, tf_private
+from memory_saving_gradients.graph import (
+    calls,
+    gate,
+    grappler,
+    kernels,
+    order,
+    tf_private,
+)
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.planning.problem import Schedule
 
@@ -201,7 +208,7 @@ class _Edits:
         copy, output = self._newest.get(number, (None, tensor.value_index))
         reference = _Reference(tensor.op, output, copy)
         for view in reversed(views if copy else []):
-            if not functions.may_repeat(view.op):
+            if not calls.may_repeat(view.op):
                 continue  # a check that hands on its input: the original has checked the same
             key = view.op.name, reference.name
             if key not in self._views:
@@ -285,7 +292,7 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
 
 def before_writes(op: tf.Operation) -> None:
     """Has what writes to the variables that `op` reads wait for it; it may only come later."""
-    for writer in functions.writers(op):
+    for writer in calls.writers(op):
         tf_private.add_control_inputs(writer, [op])
 
 
@@ -324,7 +331,7 @@ def _enforce(
             begins = run.copy and not runs[i - 1].copy
             before = {*end_of(previous if begins else latest.get(op.device, previous))}
             before.update(bias for at in [at for at in due if at < i] for bias in due.pop(at))
-            if functions.calls(op):
+            if calls.calls(op):
                 data = [i for i, t in enumerate(op.inputs) if t.dtype not in kernels.HANDLES]
                 _hold_back(op, data, before)
             before.difference_update(tensor.op for tensor in op.inputs)
@@ -351,7 +358,7 @@ def _end_of(op: tf.Operation) -> list[tf.Operation]:
     for the op waits until it is known which branch to take; what it begins with waits for nothing
     but data.
     """
-    if not functions.calls(op):
+    if not calls.calls(op):
         return [op]
     read = [t for t in op.outputs if t.consumers() and t.dtype not in kernels.HANDLES]
     # What a branch kept may be read by nothing in the end, and should not be made for us.

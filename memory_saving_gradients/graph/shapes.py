@@ -7,10 +7,16 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from memory_saving_gradients.graph import calls
+
 #: The sizes that may stand for a dimension that the graph leaves unknown (the batch, mostly); the
 #: first that the graph's reshapes can divide is taken. Large enough that activations outweigh the
 #: gradients of weights, as they do where memory is short.
 NOMINAL_SIZES = (128, 840)
+
+
+# The ops that call a function and hand on what it returns.
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 class Shapes:
@@ -41,9 +47,24 @@ class Shapes:
             shape = tensor.shape
             if self._inferred is not None and not shape.is_fully_defined():
                 shape = self._inferred.get_tensor_by_name(name).shape
+                if not shape.is_fully_defined() and tensor.op.type in _CALLS:
+                    self._known.update(self._of_call(tensor.op))
             sizes = shape.as_list() if shape.rank is not None else []
-            self._known[name] = [self._nominal_size if size is None else size for size in sizes]
+            nominal = [self._nominal_size if size is None else size for size in sizes]
+            self._known.setdefault(name, nominal)
         return self._known[name]
+
+    def _of_call(self, op: tf.Operation) -> dict[str, list[int]]:
+        """The shapes of the outputs of a call, by name: those of the function for its inputs."""
+        found: dict[str, list[int]] = {}
+        for body in calls.bodies(op):
+            given = zip(body.inputs, op.inputs, strict=True)
+            known = {inside.op.name: self(t) for inside, t in given if t.dtype.size}
+            graph = _with_shapes(body, known)
+            inferred = Shapes(graph.get_operations())
+            for output, inside in zip(op.outputs, body.outputs, strict=True):
+                found[output.name] = inferred(graph.get_tensor_by_name(inside.name))
+        return found
 
     def bytes(self, tensor: tf.Tensor) -> int:
         """The bytes of `tensor`'s buffer; 0 for handles and variants."""
@@ -52,14 +73,22 @@ class Shapes:
 
 def _with_known_inputs(graph: tf.Graph, size: int) -> tf.Graph:
     """A copy of the graph whose inputs have known shapes, from which TensorFlow infers the rest."""
+    known = {}
+    for op in graph.get_operations():
+        if op.type in ("Placeholder", "ReadVariableOp") and op.outputs[0].shape.rank is not None:
+            sizes = op.outputs[0].shape.as_list()
+            known[op.name] = [size if one is None else one for one in sizes]
+    return _with_shapes(graph, known)
+
+
+def _with_shapes(graph: tf.Graph, known: dict[str, list[int]]) -> tf.Graph:
+    """A copy of the graph in which ops have outputs of the known shapes."""
     graph_def = graph.as_graph_def()
     for node in graph_def.node:
-        if node.op not in ("Placeholder", "ReadVariableOp"):
-            continue
-        tensor = graph.get_tensor_by_name(f"{node.name}:0")
-        if tensor.shape.rank is not None and tensor.dtype not in (tf.resource, tf.variant):
-            sizes = [size if known is None else known for known in tensor.shape.as_list()]
-            node.CopyFrom(stand_in(node.name, tensor.dtype, sizes))
+        if node.name in known:
+            dtype = graph.get_tensor_by_name(f"{node.name}:0").dtype
+            if dtype not in (tf.resource, tf.variant):
+                node.CopyFrom(stand_in(node.name, dtype, known[node.name]))
     with tf.Graph().as_default() as inferred:
         tf.graph_util.import_graph_def(graph_def, name="")
     return inferred

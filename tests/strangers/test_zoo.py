@@ -1,12 +1,11 @@
 """The zoo: every model is planned, without an exception and without a cycle; some are run."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import BudgetError, GradientTape, get_plans
-from tests.strangers.steps import WAYS, asked_for, compare, loss_of, todays
+from tests.strangers.steps import WAYS, asked_for, loss_of, todays
 from tests.strangers.zoo import ZOO, specified
 
 
@@ -44,5 +43,7 @@ def plan(name, way, monkeypatch):
             assert error.lowest_peak_bytes > error.budget_bytes
             return
     for plan in get_plans(graph):
-        assert plan.peak_bytes <= (plan.budget_bytes or plan.baseline_peak_bytes) or way == "all again"
+        assert (
+            plan.peak_bytes <= (plan.budget_bytes or plan.baseline_peak_bytes) or way == "all again"
+        )
         print(f"{name}, {way}: {len(plan.problem.ops)} ops, {plan.seconds:.1f} s to plan")
