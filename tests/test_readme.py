@@ -3,6 +3,8 @@
 import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,55 @@ def test_keras_saves_and_reports_and_so_does_the_patch(capsys):
     exec(PATCH, names)
     assert names["patched"].plans
     assert "predicted peak" in capsys.readouterr().out
+
+
+#: What the README's examples stand for.
+GIVEN = """
+import tensorflow as tf
+from memory_saving_gradients import get_plans, gradients
+tf.compat.v1.disable_eager_execution()
+graph = tf.compat.v1.get_default_graph()
+h = tf.compat.v1.placeholder(tf.float32, (2**17, 512))
+weight = tf.Variable(tf.zeros((512, 512)))
+for i in range(12):
+    h = tf.tanh(tf.matmul(h, weight), name=f"layer_{i}/output")
+    h = tf.add(h, 0.0, name=f"block{i}/add")
+loss, variables = tf.reduce_mean(h), [weight]
+"""
+EXAMPLES = {
+    "Keras and the patch": KERAS + PATCH,
+    "tape": TAPE,
+    "new code": NEW_CODE,
+    "old code": OLD_CODE,
+    "checkpoints": GIVEN + CHECKPOINTS,
+    "budget and plan": GIVEN + BUDGET + PLAN,
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_need_nothing_but_the_package(name, tmp_path):
+    run_example(name, tmp_path, [sys.executable, str(ROOT / "tests" / "bare.py")])
+
+
+def run_example(name, folder, command):
+    script = folder / "example.py"
+    script.write_text(EXAMPLES[name])
+    settings = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
+    ran = subprocess.run(
+        [*command, str(script)], env=settings, cwd=folder, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "UserWarning" not in ran.stderr
+
+
+@pytest.mark.slow
+def test_examples_run_in_a_fresh_environment(tmp_path):
+    """In a real one, made by pip."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", str(ROOT)], check=True)
+    for name in EXAMPLES:
+        run_example(name, tmp_path, [python])
 
 
 def test_the_tape_saves(tmp_path):
