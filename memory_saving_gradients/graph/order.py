@@ -129,7 +129,9 @@ def planned(
 
     def key(op: tf.Operation) -> tuple[int, int, bool, int]:
         if op not in backward:
-            return int(op not in new), 0, False, created[op]
+            return -int(op in new), 0, False, created[op]
+        if op not in new:  # beside the step: before there are gradients
+            return 1, 0, False, created[op]
         # What goes with no activation leads to no other op that matters: the sooner the better.
         return 2, -latest.get(op, len(created)), op not in reads, created[op]
 
