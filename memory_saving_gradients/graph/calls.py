@@ -13,6 +13,7 @@ from memory_saving_gradients.graph import tf_private
 
 #: In TensorFlow 2, a branch is one of these.
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
 
 _calling: dict[str, bool] = {}  # by type of op
@@ -41,6 +42,11 @@ def bodies(op: tf.Operation) -> list[tf.Graph]:
             names.extend(one.name for one in called)
     found = [tf_private.function_graph(op.graph, name) for name in names]
     return [] if None in found else found
+
+
+def is_plain_call(op: tf.Operation) -> bool:
+    """Whether `op` hands its inputs to one function and returns what that does."""
+    return op.type in _CALLS or not tf_private.is_registered(op.type)
 
 
 def is_compiled(op: tf.Operation) -> bool:

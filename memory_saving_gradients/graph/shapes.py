@@ -15,10 +15,6 @@ from memory_saving_gradients.graph import calls
 NOMINAL_SIZES = (128, 840)
 
 
-# The ops that call a function and hand on what it returns.
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-
-
 class Shapes:
     """The static shape of every tensor, with nominal sizes where the graph leaves them unknown.
 
@@ -46,8 +42,9 @@ class Shapes:
         if name not in self._known:
             shape = tensor.shape
             if self._inferred is not None and not shape.is_fully_defined():
-                shape = self._inferred.get_tensor_by_name(name).shape
-                if not shape.is_fully_defined() and tensor.op.type in _CALLS:
+                inferred = self._inferred.get_tensor_by_name(name).shape
+                shape = shape if inferred.rank is None else inferred
+                if not shape.is_fully_defined():
                     self._known.update(self._of_call(tensor.op))
             sizes = shape.as_list() if shape.rank is not None else []
             nominal = [self._nominal_size if size is None else size for size in sizes]
@@ -57,10 +54,15 @@ class Shapes:
     def _of_call(self, op: tf.Operation) -> dict[str, list[int]]:
         """The shapes of the outputs of a call, by name: those of the function for its inputs."""
         found: dict[str, list[int]] = {}
-        for body in calls.bodies(op):
+        if op.type == "SymbolicGradient":  # of a `Defun`, by its inputs
+            return {y.name: self(x) for y, x in zip(op.outputs, op.inputs, strict=False)}
+        for body in calls.bodies(op) if calls.is_plain_call(op) else []:
             given = zip(body.inputs, op.inputs, strict=True)
             known = {inside.op.name: self(t) for inside, t in given if t.dtype.size}
-            graph = _with_shapes(body, known)
+            try:
+                graph = _with_shapes(body, known)
+            except ValueError:  # an input of unknown rank counts as a scalar, and may be none
+                continue
             inferred = Shapes(graph.get_operations())
             for output, inside in zip(op.outputs, body.outputs, strict=True):
                 found[output.name] = inferred(graph.get_tensor_by_name(inside.name))
