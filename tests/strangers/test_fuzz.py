@@ -22,7 +22,7 @@ OPTIMIZERS = sorted(
     for name, value in vars(keras.optimizers).items()
     if isinstance(value, type)
     and issubclass(value, keras.optimizers.Optimizer)
-    and name not in ("Optimizer", "LossScaleOptimizer")
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")  # which need others
 )
 PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
 CALLBACKS = {
@@ -104,11 +104,15 @@ def same(ours, plain):
     return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
+class PlainFails(Exception):
+    """Keras cannot train the model."""
+
+
 def compare(model, way):
     try:
         plain = fit(model, None)
-    except Exception:  # whatever Keras makes of such a model
-        hypothesis.reject()
+    except Exception as error:
+        raise PlainFails(str(error)) from error
     options = dict(WAYS[way])
     try:
         ours = fit(model, options)
@@ -131,7 +135,10 @@ def fuzz(examples, **settings):
     )
     @hypothesis.given(MODELS, st.sampled_from(["memory", "speed", "half"]))
     def example(model, way):
-        compare(model, way)
+        try:
+            compare(model, way)
+        except PlainFails:
+            hypothesis.reject()
         counted.append(model)
 
     counted = []
@@ -154,14 +161,15 @@ def test_many_random_keras_models():
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("name", CHAINED)
 def test_every_layer_through_fit(name):
-    plain = {"callbacks": "none", "metrics": ["mse"], "steps_per_execution": 1}
     index = CHAINED.index(name)
-    compare(
-        plain
-        | {
-            "names": [name],
-            "optimizer": OPTIMIZERS[index % len(OPTIMIZERS)],
-            "precision": PRECISIONS[index % len(PRECISIONS)],
-        },
-        "memory",
-    )
+    model = {
+        "callbacks": "none",
+        "metrics": ["mse"],
+        "steps_per_execution": 1,
+        "names": [name],
+        "optimizer": OPTIMIZERS[index % len(OPTIMIZERS)],
+    }
+    try:
+        compare(model | {"precision": PRECISIONS[index % len(PRECISIONS)]}, "memory")
+    except PlainFails:  # the layer has no kernel for that precision
+        compare(model | {"precision": "float32"}, "memory")
