@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import re
@@ -32,25 +33,35 @@ def origin(op: tf.Operation) -> str:
         ...     origin(tf.zeros((2, 2), name="start").op)
         'block_1'
     """
-    while op.type == "AddN" and "/" not in op.name:
-        op = op.inputs[0].op
     differentiated = _differentiated(op)
     scope = differentiated.name.rpartition("/")[0]
     return scope or _line(differentiated)
 
 
 def _differentiated(op: tf.Operation) -> tf.Operation:
-    """The op whose gradient `op` computes; `op` itself if it is no gradient."""
-    match = _PREFIX.match(op.name)
-    if match is None:
-        return op
-    parts = [part.removesuffix("_grad") for part in op.name[match.end() :].split("/")]
-    for length in range(len(parts), 0, -1):
-        try:
-            return op.graph.get_operation_by_name("/".join(parts[:length]))
-        except KeyError:
-            continue
+    """The op whose gradient `op` computes; `op` itself if it is no gradient.
+
+    Where the name does not tell, it is the activation that the gradient reads, or what the gradient
+    that it begins with differentiates.
+    """
+    while match := _PREFIX.match(op.name) or op.type == "AddN":
+        if match is not True and (found := _longest_name(op, op.name[match.end() :])):
+            return found
+        before = [tensor.op for tensor in op.inputs if tensor.op.type != "Const"]
+        activations = (one for one in before if not _PREFIX.match(one.name) and one.type != "AddN")
+        if (activation := next(activations, None)) or not before:
+            return activation or op
+        op = before[0]
     return op
+
+
+def _longest_name(op: tf.Operation, path: str) -> tf.Operation | None:
+    """The op that the path names, or the longest part of it that names one."""
+    parts = [part.removesuffix("_grad") for part in path.split("/")]
+    for length in range(len(parts), 0, -1):
+        with contextlib.suppress(KeyError):
+            return op.graph.get_operation_by_name("/".join(parts[:length]))
+    return None
 
 
 def _line(op: tf.Operation) -> str:

@@ -5,12 +5,37 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import BudgetError, GradientTape, get_plans
-from tests.strangers.steps import WAYS, asked_for, loss_of, todays
+from tests.strangers.steps import WAYS, asked_for, compare, loss_of, todays
 from tests.strangers.zoo import ZOO, specified
 
+#: Of these a real step is run, too.
+RUN = """MobileNetV2 EfficientNetB0 ResNet50V2 ConvNeXtTiny DenseNetBackbone BertBackbone
+GPT2Backbone LlamaBackbone ViTBackbone T5Backbone""".split()
 
-def variables_of(model):
-    return [v.value for v in model.variables if v.dtype != "string"]
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("name", todays(RUN, 2))
+def test_a_real_step_of_the_day_is_that_of_plain(name, monkeypatch):
+    run(name, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("name", RUN)
+def test_all_real_steps_are_those_of_plain(name, monkeypatch):
+    run(name, monkeypatch)
+
+
+def run(name, monkeypatch):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    model, inputs = ZOO[name]()
+
+    def forward(*tensors):
+        return model(tf.nest.pack_sequence_as(inputs, tensors), training=True)
+
+    variables = [v.value for v in model.variables]
+    compare(forward, tf.nest.flatten(inputs), variables, "memory", monkeypatch)
 
 
 @pytest.mark.parametrize("name", todays(ZOO, 6))
