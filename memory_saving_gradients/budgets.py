@@ -7,13 +7,6 @@ import numbers
 import re
 from typing import Any
 
-import tensorflow as tf
-
-from memory_saving_gradients.graph.origin import origin
-from memory_saving_gradients.graph.read import Reading
-from memory_saving_gradients.planning.problem import Schedule
-from memory_saving_gradients.planning.simulate import simulate
-
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)}
 
@@ -21,10 +14,8 @@ _UNDERSTOOD = (
     'memory_budget must be a number of bytes (int), a string such as "800MB" or "1.5GiB", or a '
     "float above 0 and up to 1, the share of the step's baseline peak"
 )
-_HOLDERS = 5
-
-# An int below this is no number of bytes that anybody means.
-_LEAST_BYTES = 2**20
+#: An int below this is no number of bytes that anybody means.
+LEAST_BYTES = 2**20
 
 
 class BudgetError(ValueError):
@@ -69,7 +60,7 @@ def parse_budget(budget: Any) -> int | float:
         raise TypeError(f"{_UNDERSTOOD}; got {budget!r} of type {type(budget).__name__}")
     elif isinstance(budget, numbers.Integral):
         value = int(budget)
-        if 0 < value < _LEAST_BYTES:
+        if 0 < value < LEAST_BYTES:
             share = f"{value / 100} or " if value <= 100 else ""
             raise ValueError(
                 f"memory_budget={value} would be {value} bytes: did you mean {share}"
@@ -82,62 +73,3 @@ def parse_budget(budget: Any) -> int | float:
     if value <= 0:
         raise ValueError(f"{_UNDERSTOOD}; got {budget!r}, which is not above 0")
     return value
-
-
-def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool) -> BudgetError:
-    """The error that says how low a step can go, what holds it there, and what to do.
-
-    Args:
-        reading: the step.
-        schedule: the schedule of the lowest peak found.
-        budget: the budget that it misses, in bytes.
-        bounded: whether `max_recompute` is set.
-    """
-    problem = reading.problem
-    simulation = simulate(problem, schedule)
-    entry = int(simulation.timeline.argmax())
-    op = reading.operations[schedule[entry]]
-    alive = (simulation.made <= entry) & (entry <= simulation.last)
-    held = sorted(simulation.tensor[alive].tolist(), key=lambda t: -problem.tensors[t].bytes)
-    graph = reading.step.graph
-    names = [problem.tensors[t].name for t in held]
-    tensors = [graph.get_tensor_by_name(name) for name in names[:_HOLDERS]]
-    largest = "; ".join(
-        f"{_named(t.name, t.op)}, {problem.tensors[i].bytes / 1e6:.1f} MB"
-        for t, i in zip(tensors, held, strict=False)
-    )
-    workspace = problem.ops[schedule[entry]].workspace
-    scratch = f" It takes {workspace / 1e6:.1f} MB of scratch space." if workspace else ""
-    all_bytes = sum(problem.tensors[t].bytes for t in held) + workspace
-    weights = sum(problem.tensors[t].bytes for t in held if t in reading.like_weights)
-    target = reading.step.target
-    ways = [f"allow at least {_said(simulation.peak)}"]
-    if bounded:
-        ways.append("raise max_recompute")
-    if 2 * weights < all_bytes:
-        ways.append("make the batch smaller")
-    advice = f"{', or '.join(ways)}.".capitalize()
-    if 2 * weights >= all_bytes:
-        advice += (
-            f" {weights / all_bytes:.0%} of it are gradients of weights, which no smaller batch "
-            "makes smaller."
-        )
-    return BudgetError(
-        f"memory_budget of {budget / 1e6:.1f} MB cannot be met for the gradients of "
-        f"{_named(target.name, target.op)}: the lowest peak found is "
-        f"{simulation.peak / 1e6:.1f} MB, while {_named(op.name, op)} runs.{scratch} The largest "
-        f"of the {len(held)} tensors that are alive then: {largest}. {advice}",
-        budget,
-        simulation.peak,
-    )
-
-
-def _named(name: str, op: tf.Operation) -> str:
-    """The name, and where the user finds it."""
-    where = origin(op)
-    return f'"{name}" ({where})' if where else f'"{name}"'
-
-
-def _said(count: int) -> str:
-    """Bytes, as `memory_budget` takes them."""
-    return f"{count} bytes" if count >= _LEAST_BYTES else f'"{count}B"'

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 
-from memory_saving_gradients.budgets import unreachable
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
@@ -14,6 +13,7 @@ from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
+from memory_saving_gradients.why import unreachable
 
 # A plan that promises less than this is not applied: predictions are no better.
 _WORTH_IT = 0.99
@@ -102,23 +102,3 @@ def is_worth_it(plan: Plan, reading: Reading, budgeted: bool) -> bool:
         return plan.peak_bytes < plan.baseline_peak_bytes
     least = min(plan.baseline_peak_bytes, peak(reading, reading.perhaps))
     return plan.peak_bytes < _WORTH_IT * least
-
-
-def why_nothing_is_saved(plan: Plan) -> str:
-    problem = plan.problem
-    peak = plan.baseline_peak_bytes / 1e6
-    intro = (
-        f'memory_saving_gradients: checkpoints="{plan.strategy}" saves nothing here, so the graph '
-        "stays as tf.gradients leaves it. "
-    )
-    if not any(not op.pinned and not op.backward and op.outputs for op in problem.ops):
-        return intro + (
-            "The backward pass reads no activation that could be computed twice: all of them come "
-            "from inputs, variables, or ops with state."
-        )
-    return intro + (
-        f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
-        f"with {len(plan.recomputed)} ops recomputed. What is kept and what is alive at once in "
-        "the largest stretch to recompute take as much as all activations together, or as those "
-        "of one loss, where several do not wait for one another."
-    )

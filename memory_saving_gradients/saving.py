@@ -29,7 +29,6 @@ from memory_saving_gradients.decide import (
     decide,
     is_worth_it,
     peak,
-    why_nothing_is_saved,
 )
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.backward import BackwardPass, share_activations, with_beside
@@ -42,6 +41,7 @@ from memory_saving_gradients.plan import Plan, record_plan
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import shown
+from memory_saving_gradients.why import why_nothing_is_saved
 
 #: The environment variable that makes our own errors end the step. Tests set it.
 STRICT = "MEMORY_SAVING_GRADIENTS_STRICT"
