@@ -43,7 +43,9 @@ class Shapes:
             shape = tensor.shape
             if self._inferred is not None and not shape.is_fully_defined():
                 inferred = self._inferred.get_tensor_by_name(name).shape
-                shape = shape if inferred.rank is None else inferred
+                # Of two unknown dimensions one is rarely as large as the other.
+                partly = shape.rank is not None and shape.as_list().count(None) == 1
+                shape = shape if partly and inferred.rank is None else inferred
                 if not shape.is_fully_defined():
                     self._known.update(self._of_call(tensor.op))
             sizes = shape.as_list() if shape.rank is not None else []
