@@ -28,6 +28,7 @@ from memory_saving_gradients.planning.simulate import simulate
 # sees no transient bytes) and of the lowest peak that cuts reach.
 _KEPT = (1.0, 0.9, 0.7)
 _CUTS = (1.0, 1.2, 1.5, 2.0)
+_WIDE_CUTS = (1.0, 2.0)  # others lead to no lower peak
 
 # The solver takes longer than all the rest for problems of more ops than this.
 _LARGEST_PROGRAM = 30_000
@@ -107,7 +108,7 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     tries = max(1, _LAST_RESORT * _SIMULATED_OPS // len(problem.ops))
     found = [
         lowered(problem, start, 0, most_runs, tries, _STEP)
-        for start in reported([*_starts(problem, [])])
+        for start in reported([*_starts(problem, [], _WIDE_CUTS)])
     ]
     return min(found, key=lambda schedule: simulate(problem, schedule).peak)
 
@@ -132,13 +133,15 @@ def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
     return [kept for kept in sets if kept], cuts[0].overhead
 
 
-def _starts(problem: Problem, kept_sets: Iterable[set[int]]) -> Iterator[Schedule]:
+def _starts(
+    problem: Problem, kept_sets: Iterable[set[int]], cut_at: Iterable[float] = _CUTS
+) -> Iterator[Schedule]:
     yield range(len(problem.ops))
     for kept in kept_sets:
         yield keeping(problem, kept)
     segments = Segments(problem)
     floor = segments.lowest_aim()
-    for factor in _CUTS:
+    for factor in cut_at:
         cuts = segments.cuts_for(floor * factor)
         if cuts is not None:
             yield keeping(problem, kept_at(problem, cuts))
