@@ -150,10 +150,11 @@ def _deepcopied(model: Any, memo: dict) -> Any:
 def _carry_over_to_clones() -> None:
     """Has `clone_model` make models that save memory of such, wherever it was imported to."""
     for module in [*sys.modules.values()]:
-        found = vars(module).get("clone_model")
+        names = getattr(module, "__dict__", {})  # anything may be in sys.modules
+        found = names.get("clone_model")
         made_by = getattr(found, "__module__", None) or ""
         if made_by.startswith(("keras.", "tf_keras.")) and not hasattr(found, "carries_over"):
-            vars(module)["clone_model"] = _cloning(found)
+            names["clone_model"] = _cloning(found)
 
 
 @functools.cache

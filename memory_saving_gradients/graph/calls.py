@@ -70,7 +70,7 @@ def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> 
         if op.type not in _stateful:
             _stateful[op.type] = op.op_def.is_stateful
         return not _stateful[op.type]
-    inside = [one for body in bodies(op) for one in _flattened(body)]
+    inside = _inside(op)
     if not inside or not all(one.type in _READS or may_repeat(one) for one in inside):
         return False
     if not _handles(op):
@@ -97,6 +97,9 @@ def _flattened(graph: tf.Graph) -> Iterator[tf.Operation]:
             yield op
 
 
+def _inside(op: tf.Operation) -> list[tf.Operation]:
+    return [one for body in bodies(op) for one in _flattened(body)]
+
+
 def _only_reads(op: tf.Operation) -> bool:
-    inside = [one for body in bodies(op) for one in _flattened(body)]
-    return all(one.type in _READS or not one.op_def.is_stateful for one in inside or [op])
+    return all(one.type in _READS or not one.op_def.is_stateful for one in _inside(op) or [op])

@@ -25,9 +25,10 @@ _NOMINAL_ROUNDS = 16
 
 def passed_on(op: tf.Operation, output: int) -> int | None:
     """The input that a loop hands on as an output, unchanged; None for what a round makes."""
-    if op.type not in _LOOPS or not calls.bodies(op):
+    found = calls.bodies(op) if op.type in _LOOPS else []
+    if not found:
         return None
-    (body,) = calls.bodies(op)
+    (body,) = found
     return output if _owner(body.outputs[output]) is body.inputs[output] else None
 
 
