@@ -36,6 +36,7 @@ class Buffers:
                 elif op.type not in kernels.SOURCES and tensor.dtype not in kernels.HANDLES:
                     known = tensor.dtype != tf.variant
                     size = shapes.bytes(tensor) if known else functions.held_bytes(tensor, shapes)
+                    size = kernels.reserve_bytes(op, i, shapes) or size
                     self._bytes[tensor.name] = size
                     owned.append(self._bytes[tensor.name])
         left_out, total = 0, sum(owned)

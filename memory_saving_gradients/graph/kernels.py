@@ -76,6 +76,43 @@ def shown_input(op: tf.Operation, output: int) -> int | None:
     return None
 
 
+def reserve_bytes(op: tf.Operation, output: int, shape: Callable[[tf.Tensor], Sequence[int]]) -> int:
+    """Bytes of what a batch normalisation keeps for its gradient and gives no shape for.
+
+    oneDNN's kernel takes in the ReLU behind it (`remapper.cc`) and keeps a mask of it: a bit for an
+    element where the channels fill its registers, else a byte, in TensorFlow's buffer of floats
+    (`mkl_fused_batch_norm_op.cc`) four times that. tests/graph/test_kernels.py measures it.
+
+    Args:
+        op: the op.
+        output: which of its outputs.
+        shape: gives the shape of a tensor.
+
+    Returns:
+        Bytes; 0 for an output of another op or of one that keeps nothing.
+    """
+    if op.type != "FusedBatchNormV3" or output != _RESERVE or not onednn_enabled():
+        return 0
+    readers = {reader for reader in op.outputs[0].consumers() if reader.type not in SHAPE_ONLY}
+    channels = shape(op.inputs[0])[-1]
+    fused = (
+        {reader.type for reader in readers} == {"Relu"}
+        and len(readers) == 1
+        and op.get_attr("is_training")
+        and op.get_attr("data_format") == b"NHWC"
+        and op.inputs[0].dtype in _REGISTERS
+        and channels % 4 == 0
+    )
+    if not fused:
+        return 0
+    elements = math.prod(shape(op.inputs[0]))
+    return elements // 2 if channels % _REGISTERS[op.inputs[0].dtype] == 0 else elements * 4
+
+
+_RESERVE = 5
+_REGISTERS = {tf.float32: 8, tf.bfloat16: 16}  # channels that fill one
+
+
 def workspace(
     op: tf.Operation, shape: Callable[[tf.Tensor], Sequence[int]], on_gpu: bool = False
 ) -> int:
