@@ -17,9 +17,9 @@ from memory_saving_gradients import (
     gradients_memory,
     saving,
 )
-from memory_saving_gradients.graph import calls, gate, grappler, kernels, read, rewrite
+from memory_saving_gradients.graph import calls, executor, gate, grappler, kernels, read, rewrite
 from memory_saving_gradients.graph import tf_private as private
-from memory_saving_gradients.graph.rewrite import COPY
+from memory_saving_gradients.graph.executor import COPY
 from memory_saving_gradients.planning import strategies
 from test_models import GPT, build_v1
 
@@ -47,7 +47,7 @@ STEPS = {
     "tags": (private, "set_unmerged", 3),
     "the first rerouted input": (private, "update_input", 1),
     "a later rerouted input": (private, "update_input", 20),
-    "the order of runs": (rewrite, "_enforce", 1),
+    "the order of runs": (executor, "hold", 1),
     "the first control edge": (private, "add_control_inputs", 80),
     "a later control edge": (private, "add_control_inputs", 200),
 }

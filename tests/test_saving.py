@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import BudgetError, GradientTape, get_plans, gradients, saving
 from memory_saving_gradients import keras as msg_keras
-from memory_saving_gradients.graph import order, rewrite
+from memory_saving_gradients.graph import executor, order
 from memory_saving_gradients.measure import session_peak
 from tests.cases import assert_same
 
@@ -35,7 +35,7 @@ def deep(x, layers):
 # Our own errors.
 
 
-def fail(monkeypatch, where=rewrite, name="_enforce"):
+def fail(monkeypatch, where=executor, name="hold"):
     def failing(*args, **kwargs):
         op = tf.constant(0.0, name="the_op").op
         raise Injected(f"while at {op.type}")
@@ -107,10 +107,10 @@ def test_a_cycle_is_taken_back(graph, monkeypatch):
     def enforce(runs, copies, *_):
         real(runs, copies, *_)
         first = next(run.op for run in runs if run.in_backward and not run.copy)
-        rewrite.tf_private.add_control_inputs(first, [runs[-1].op])
+        executor.tf_private.add_control_inputs(first, [runs[-1].op])
 
-    real = rewrite._enforce
-    monkeypatch.setattr(rewrite, "_enforce", enforce)
+    real = executor.hold
+    monkeypatch.setattr(executor, "hold", enforce)
     layers = weights()
     loss = tf.reduce_mean(deep(tf.ones((512, WIDTH)), layers))
     with pytest.raises(order.CycleError, match=r"\d+ ops in a cycle: .* -> "):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.graph import gate, kernels
-from memory_saving_gradients.graph.rewrite import COPY
+from memory_saving_gradients.graph.executor import COPY
 from memory_saving_gradients.measure import compiled_peak
 from tests.cases import MODELS
 from tests.test_keras import USES as KERAS_USES

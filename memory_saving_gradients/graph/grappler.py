@@ -8,6 +8,8 @@ the former and take away the latter. The rules here are those of TensorFlow's
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kernels
@@ -45,6 +47,25 @@ def left_alone(reading: Reading) -> set[str]:
             if {product.type for product in products} == {"Mul"} and set.intersection(*factors):
                 found |= {op.name, *(product.name for product in products)}
     return found
+
+
+def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
+    """The inputs of a product that Grappler may take out of it, to where they are known earlier.
+
+    Of (g * a) / c it makes g * (a / c). If a is kept from the forward pass, so would be a / c.
+
+    Args:
+        op: an op of the backward pass.
+        late: the ops that run in the backward pass.
+    """
+    if ASSOCIATIVE.get(op.type) != "product":
+        return []
+    readers = [reader for reader in op.outputs[0].consumers() if reader.type in ASSOCIATIVE]
+    others = [t.op for reader in readers for t in reader.inputs if t.op is not op]
+    if not any(other not in late for other in others):
+        return []
+    known = (*kernels.SOURCES, *kernels.SHAPE_ONLY)
+    return [i for i, t in enumerate(op.inputs) if t.op not in late and t.op.type not in known]
 
 
 def _computation(op: tf.Operation) -> tuple:

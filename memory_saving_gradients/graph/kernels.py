@@ -76,7 +76,9 @@ def shown_input(op: tf.Operation, output: int) -> int | None:
     return None
 
 
-def reserve_bytes(op: tf.Operation, output: int, shape: Callable[[tf.Tensor], Sequence[int]]) -> int:
+def reserve_bytes(
+    op: tf.Operation, output: int, shape: Callable[[tf.Tensor], Sequence[int]]
+) -> int:
     """Bytes of what a batch normalisation keeps for its gradient and gives no shape for.
 
     oneDNN's kernel takes in the ReLU behind it (`remapper.cc`) and keeps a mask of it: a bit for an

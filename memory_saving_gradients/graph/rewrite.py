@@ -2,36 +2,28 @@
 
 An op that a schedule runs a second time is copied; its inputs are the newest copies of its
 tensors, and the backward ops that come later read the copies. TensorFlow's executor runs an op as
-soon as its inputs are there, so a copy must be told to wait: from the end of the forward pass on,
-every op of the schedule waits for the one before it on its device, by a control edge. The real
-step then follows the schedule, whatever the executor and its threads would do, and reaches the
-peak that was simulated.
-
-Three kinds of op stay out of that order. Ops that are not in the problem (shapes, views, small
-tensors) wait for their data alone. And `BiasAddGrad` waits for nothing but its gradient, while
-the op after the last reader of that gradient waits for it: oneDNN merges it with such a reader
-into one op, and any other edge could close a cycle through the merged op. And what Grappler
-rewrites unless it has control edges is left without them, so that it rounds as in the plain step.
+soon as its inputs are there, so a copy must be told to wait: see `executor`, and `gate` for XLA.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
 from memory_saving_gradients.graph import (
     calls,
+    executor,
     gate,
     grappler,
     kernels,
     order,
     tf_private,
 )
+from memory_saving_gradients.graph.executor import COPY, Run, apart
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.planning.problem import Schedule
 
@@ -48,18 +40,6 @@ class _Reference:
     def name(self) -> str:
         return f"{self.copy or self.op.name}:{self.index}"
 
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """One entry of the schedule: an op, or a copy of it."""
-
-    op: tf.Operation
-    copy: str | None
-    in_backward: bool
-
-
-#: What the names of copies end in, before a number.
-COPY = "/recomputed"
 
 #: The name under which the gradient of every copy is registered.
 NOT_DIFFERENTIABLE = "MemorySavingGradientsCopy"
@@ -118,7 +98,7 @@ def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
     if reading.step.for_xla:
         _hold_back_for_xla(edits.runs, copies)
     else:
-        _enforce(edits.runs, copies, reading.unordered, as_plain)
+        executor.hold(edits.runs, copies, reading, schedule, as_plain)
     return before
 
 
@@ -168,7 +148,7 @@ class _Edits:
         self.gates: list[tf.compat.v1.NodeDef] = []
         self.outside: dict[str, tf.Tensor] = {}
         self.inputs: list[tuple[tf.Operation, int, _Reference]] = []
-        self.runs: list[_Run] = []
+        self.runs: list[Run] = []
         self._reading = reading
         #: tensor of the problem -> the node and output of its newest copy
         self._newest: dict[int, tuple[str, int]] = {}
@@ -196,7 +176,7 @@ class _Edits:
             )
         else:
             self.inputs.extend((op, i, r) for i, r in enumerate(references) if r.copy)
-        self.runs.append(_Run(op, copy, self._in_backward))
+        self.runs.append(Run(op, copy, self._in_backward))
 
     def _newest_of(self, tensor: tf.Tensor) -> _Reference:
         """The newest copy of `tensor`; views of copied tensors are copied on the way."""
@@ -236,7 +216,7 @@ class _Edits:
         tensors = [
             graph.get_tensor_by_name(self._reading.problem.tensors[t].name) for t in opening.tensors
         ]
-        with _apart(graph, "gate"):
+        with apart(graph, "gate"):
             tensors.insert(0, gate.never(opening.after))
         references = [self._newest_of(tensor) for tensor in tensors]
         with graph.name_scope(None):
@@ -252,18 +232,6 @@ class _Edits:
         return f"outside/{reference.name}"
 
 
-@contextlib.contextmanager
-def _apart(graph: tf.Graph, scope: str | None = None) -> Iterator[None]:
-    """Within it, new ops of `graph` are out of the user's scopes and wait for nothing."""
-    with (
-        graph.as_default(),
-        graph.name_scope(scope),
-        graph.device(None),
-        graph.control_dependencies(None),
-    ):
-        yield
-
-
 def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
     """Adds the copies to the graph, in one step, with the devices and attributes of the ops."""
     if not edits.nodes:
@@ -272,7 +240,7 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
     nodes = [*(node for node, _ in edits.nodes.values()), *edits.gates]
     names = [node.name for node in nodes]
     graph_def = tf.compat.v1.GraphDef(node=nodes, versions=graph.graph_def_versions)
-    with _apart(graph):
+    with apart(graph):
         made = tf.graph_util.import_graph_def(
             graph_def,
             input_map=edits.outside,
@@ -296,78 +264,7 @@ def before_writes(op: tf.Operation) -> None:
         tf_private.add_control_inputs(writer, [op])
 
 
-def _enforce(
-    runs: Sequence[_Run],
-    copies: dict[str, tf.Operation],
-    unordered: Container[str],
-    as_plain: Container[str],
-) -> None:
-    """Makes the runs of the backward pass wait for one another, in their order.
-
-    Runs on one device form a chain. The first of several recomputed ops waits for the run before
-    it on any device. Ops `as_plain` wait for their data alone; where that is kept, it is held back.
-    """
-    ops = [copies[run.copy] if run.copy else run.op for run in runs]
-    late = {*copies.values(), *(op for run, op in zip(runs, ops, strict=True) if run.in_backward)}
-    last_reader: dict[int, int] = {}
-    for i, op in enumerate(ops):
-        if op.type != "BiasAddGrad":
-            last_reader.update((id(tensor), i) for tensor in op.inputs)
-    due: dict[int, list[tf.Operation]] = {}  # what the run after this one waits for as well
-    latest: dict[str, tf.Operation] = {}
-    previous: tf.Operation | None = None
-    end_of = functools.cache(_end_of)
-    for i, (run, op) in enumerate(zip(runs, ops, strict=True)):
-        if op.type == "BiasAddGrad":
-            due.setdefault(max(i, last_reader.get(id(op.inputs[0]), i)), []).append(op)
-            continue
-        if run.op.name in unordered:
-            continue
-        if run.op.name in as_plain:
-            if run.copy and previous is not None and late.isdisjoint(t.op for t in op.inputs):
-                _hold_back(op, [0], end_of(latest.get(op.device, previous)))
-            continue
-        if run.in_backward and previous is not None:
-            begins = run.copy and not runs[i - 1].copy
-            before = {*end_of(previous if begins else latest.get(op.device, previous))}
-            before.update(bias for at in [at for at in due if at < i] for bias in due.pop(at))
-            if calls.calls(op):
-                data = [i for i, t in enumerate(op.inputs) if t.dtype not in kernels.HANDLES]
-                _hold_back(op, data, before)
-            before.difference_update(tensor.op for tensor in op.inputs)
-            tf_private.add_control_inputs(op, before)
-        latest[op.device] = previous = op
-
-
-def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Operation]) -> None:
-    """Makes `op` wait for `before` by some of its inputs, not by control edges of its own."""
-    for i in inputs:
-        source = op.inputs[i]
-        with _apart(op.graph), op.graph.device(source.op.device):
-            late = tf.identity(source, name=f"{source.op.name}{COPY}")
-        tf_private.add_control_inputs(
-            late.op, [other for other in before if other is not source.op]
-        )
-        tf_private.update_input(op, i, late)
-
-
-def _end_of(op: tf.Operation) -> list[tf.Operation]:
-    """What to wait for, to wait for the end of `op`.
-
-    TensorFlow puts loops and branches in the place of an op that calls functions. Then what waits
-    for the op waits until it is known which branch to take; what it begins with waits for nothing
-    but data.
-    """
-    if not calls.calls(op):
-        return [op]
-    read = [t for t in op.outputs if t.consumers() and t.dtype not in kernels.HANDLES]
-    # What a branch kept may be read by nothing in the end, and should not be made for us.
-    read = [t for t in read if t.dtype != tf.variant] or read
-    with _apart(op.graph), op.graph.device(op.device):
-        return [tf.identity(tensor, name=f"{op.name}{COPY}").op for tensor in read] or [op]
-
-
-def _hold_back_for_xla(runs: Sequence[_Run], copies: dict[str, tf.Operation]) -> None:
+def _hold_back_for_xla(runs: Sequence[Run], copies: dict[str, tf.Operation]) -> None:
     """Holds back what does not read through a gate, in a graph for XLA.
 
     A copy that reads weights alone waits for the run before it. And of a convolution's gradient,
@@ -378,7 +275,7 @@ def _hold_back_for_xla(runs: Sequence[_Run], copies: dict[str, tf.Operation]) ->
     backward = {run.op.name for run in runs if run.in_backward and not run.copy}
     gated = {*backward, *(op.name for op in copies.values())}
     previous: Sequence[tf.Tensor] = ()
-    with _apart(graph, "gate"):
+    with apart(graph, "gate"):
         for run in runs:
             op = copies[run.copy] if run.copy else run.op
             if run.copy and not any(t.op.name in gated for t in op.inputs):

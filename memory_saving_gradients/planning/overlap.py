@@ -1,0 +1,46 @@
+"""Which runs of a schedule may overlap without a higher peak."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.simulate import simulate
+
+# Runs in a wave: enough for the threads of a session, few enough to be in no order.
+_MOST = 16
+
+
+def waves(problem: Problem, schedule: Schedule, first: int) -> list[range]:
+    """Parts a schedule into waves: entries that may run in any order, or at once.
+
+    A wave begins when the one before has ended. Within it nothing is counted as freed, and every
+    run has its outputs and scratch space at once; a wave is as long as that stays within the peak
+    of the schedule. So where memory is short, entries run one by one.
+
+    Args:
+        problem: the step.
+        schedule: what to run, in which order.
+        first: the entry to begin with.
+
+    Returns:
+        The entries of each wave.
+    """
+    simulation = simulate(problem, schedule)
+    count = len(simulation.timeline)
+    size = problem.sizes[simulation.tensor]
+    made = np.bincount(simulation.made, size, count + 1).cumsum()
+    died = np.bincount(simulation.last + 1, size, count + 2).cumsum()
+    scratch = problem.workspaces[np.asarray(schedule, dtype=np.int64)].cumsum()
+    found = []
+    begin = first
+    while begin < count:
+        gone = died[begin] + (scratch[begin - 1] if begin else 0)
+        end = begin + 1
+        while (
+            end < min(count, begin + _MOST) and made[end] + scratch[end] - gone <= simulation.peak
+        ):
+            end += 1
+        found.append(range(begin, end))
+        begin = end
+    return found
