@@ -1,6 +1,9 @@
 """Train networks that do not fit into memory, on TensorFlow."""
 
-from memory_saving_gradients import keras
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.gradients import (
     gradients,
@@ -11,6 +14,9 @@ from memory_saving_gradients.gradients import (
 from memory_saving_gradients.patching import patch
 from memory_saving_gradients.plan import Plan, get_plans
 from memory_saving_gradients.tape import GradientTape
+
+if TYPE_CHECKING:
+    from memory_saving_gradients import keras
 
 __all__ = [
     "BudgetError",
@@ -24,3 +30,10 @@ __all__ = [
     "keras",
     "patch",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`keras`, loaded when it is asked for: a project may have another package of that name."""
+    if name == "keras":
+        return importlib.import_module("memory_saving_gradients.keras")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

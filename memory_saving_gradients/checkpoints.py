@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from memory_saving_gradients.planning.strategies import STRATEGIES
+from memory_saving_gradients.warning import warn
 
 #: The graph collection that `"collection"` reads.
 COLLECTION = "checkpoints"
@@ -53,7 +54,12 @@ def resolve(
         return "policy", [t for op in forward.values() if checkpoints(op) for t in op.outputs]
     if isinstance(checkpoints, tf.Tensor | tf.Operation | re.Pattern):
         checkpoints = [checkpoints]
-    given = [t for item in checkpoints for t in _tensors(item, forward, graph)]
+    items = list(checkpoints)
+    found = [_tensors(item, forward, graph) for item in items]
+    given = [t for tensors in found for t in tensors]
+    unmatched = [_pattern(i) for i, tensors in zip(items, found, strict=True) if not tensors]
+    if unmatched:
+        _complain(unmatched, bool(given))
     if not given:
         raise ValueError(
             "checkpoints is an empty list: name at least one tensor, or use a strategy that "
@@ -158,8 +164,24 @@ def _check_in_forward(tensor: tf.Tensor, forward: dict[str, tf.Operation], graph
         )
 
 
+def _pattern(item: Any) -> str:
+    return item.pattern if isinstance(item, re.Pattern) else getattr(item, "name", item)
+
+
+def _complain(unmatched: list[str], others: bool) -> None:
+    """Says which entries of a list match nothing: raises, or warns where others do match."""
+    named = ", ".join(f'"{pattern}"' for pattern in unmatched)
+    text = (
+        f"checkpoint {named}: neither the name of a tensor or op in the forward graph of ys and xs "
+        "nor a regular expression that is found in one"
+    )
+    if not others:
+        raise ValueError(f"{text}. Names of ops are those of TensorBoard's graph, or op.name.")
+    warn(f"{text}; the other checkpoints are kept")
+
+
 def _named(pattern: str | re.Pattern, forward: dict[str, tf.Operation]) -> list[tf.Tensor]:
-    """The forward tensors of that name, or those whose op's name the expression matches."""
+    """The forward tensors of that name, or those whose name the expression is found in."""
     if isinstance(pattern, str):
         name, _, index = pattern.partition(":")
         if name in forward:
@@ -172,13 +194,7 @@ def _named(pattern: str | re.Pattern, forward: dict[str, tf.Operation]) -> list[
         expression = re.compile(pattern)
     except re.error as error:
         raise ValueError(f'checkpoint "{pattern}" is no regular expression: {error}') from error
-    found = [t for op in forward.values() for t in op.outputs if expression.search(t.name)]
-    if not found:
-        raise ValueError(
-            f'checkpoint "{expression.pattern}" is neither the name of a tensor or op in the '
-            "forward graph of ys and xs nor a regular expression that matches one"
-        )
-    return found
+    return [t for op in forward.values() for t in op.outputs if expression.search(t.name)]
 
 
 def is_eager(value: object) -> bool:

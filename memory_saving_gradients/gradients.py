@@ -161,8 +161,8 @@ def _check_in_a_graph(ys: Any, xs: Any) -> None:
 
 def _plain_variable(x: Any) -> Any:
     """The TensorFlow variable in a Keras variable; anything else as it is."""
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(x, getattr(keras, "Variable", ())):
+    variable = getattr(sys.modules.get("keras"), "Variable", None)
+    if isinstance(variable, type) and isinstance(x, variable):
         return cast(Any, x)._value
     return x
 

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import pickle
 import sys
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,13 @@ from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.options import Options
 from memory_saving_gradients.patching import patch
 from memory_saving_gradients.plan import Plan
-from memory_saving_gradients.saving import callers_level
+from memory_saving_gradients.warning import warn
+
+if not hasattr(keras, "Model"):
+    raise ImportError(
+        f"memory_saving_gradients.keras needs Keras, and `import keras` gives {keras!r}, which is "
+        "something else: rename that package, or use gradients(), GradientTape or patch()."
+    )
 
 _plans: weakref.WeakKeyDictionary[Any, list[Plan]] = weakref.WeakKeyDictionary()
 _options: weakref.WeakKeyDictionary[Any, Options] = weakref.WeakKeyDictionary()
@@ -125,10 +130,9 @@ def _reduced(model: Any, protocol: Any) -> tuple:
     try:
         pickle.dumps(_options[model])
     except Exception as error:  # whatever the user's checkpoints raise
-        warnings.warn(
+        warn(
             f'memory_saving_gradients: the copy of model "{model.name}" trains plain, as its '
-            f"checkpoints cannot be pickled ({error}): call save_memory on the copy.",
-            stacklevel=callers_level(),
+            f"checkpoints cannot be pickled ({error}): call save_memory on the copy."
         )
         return made_from
     return _copied, (_options[model], made_from)
@@ -205,10 +209,9 @@ class MemoryReport(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.model not in _plans:
-            warnings.warn(
+            warn(
                 f'memory_saving_gradients: model "{self.model.name}" trains plain, as it was not '
-                "given to memory_saving_gradients.keras.save_memory",
-                stacklevel=callers_level(),
+                "given to memory_saving_gradients.keras.save_memory"
             )
         self._batches = 0
         self._known = len(_plans.get(self.model, []))

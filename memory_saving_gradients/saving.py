@@ -12,11 +12,9 @@ import functools
 import gc
 import logging
 import os
-import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -41,6 +39,7 @@ from memory_saving_gradients.plan import Plan, record_plan
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import shown
+from memory_saving_gradients.warning import warn
 from memory_saving_gradients.why import why_nothing_is_saved
 
 #: The environment variable that makes our own errors end the step. Tests set it.
@@ -150,7 +149,7 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
     except Exception as error:
         if os.environ.get(STRICT):
             raise
-        warnings.warn(_what_broke(error), stacklevel=callers_level())
+        warn(_what_broke(error))
         return
     for one, plan, saves in outcomes:
         logger.info("%s%s", plan, "" if saves else " (not applied)")
@@ -158,7 +157,7 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
             record_plan(graph, plan)
             one.planned(plan)
         else:
-            warnings.warn(why_nothing_is_saved(plan), stacklevel=callers_level())
+            warn(why_nothing_is_saved(plan))
 
 
 @contextlib.contextmanager
@@ -302,12 +301,3 @@ def _op_at_fault(error: Exception) -> tf.Operation | None:
         if isinstance(op, tf.Operation):
             found = op
     return found
-
-
-def callers_level() -> int:
-    """The `stacklevel` of the user's own line, for a warning of the function that asks."""
-    inside = os.path.dirname(__file__), os.path.dirname(tf.__file__)
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_code.co_filename.startswith(inside):
-        frame, level = frame.f_back, level + 1
-    return level

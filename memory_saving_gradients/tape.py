@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,8 @@ from memory_saving_gradients.checkpoints import Checkpoints
 from memory_saving_gradients.graph.inline import inlined_calls
 from memory_saving_gradients.options import Options
 from memory_saving_gradients.plan import Plan
-from memory_saving_gradients.saving import callers_level, differentiate
+from memory_saving_gradients.saving import differentiate
+from memory_saving_gradients.warning import warn
 
 _EAGER = (
     "memory_saving_gradients: this step runs eagerly, so there is no graph to rewrite: gradients "
@@ -150,7 +150,7 @@ def _warn_of_eager_mode() -> None:
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(_EAGER, stacklevel=callers_level())
+        warn(_EAGER)
 
 
 _warned = False

@@ -1,5 +1,6 @@
 """`gradients()` as a user calls it: arguments, results, messages."""
 
+import importlib
 import logging
 import re
 
@@ -197,10 +198,12 @@ def test_fixed_strategies_take_positional_arguments(x, graph, name):
     assert get_plans()[-1].strategy == name.removeprefix("gradients_")
 
 
-def test_monkey_patched_tf_gradients_and_optimizer(monkeypatch, graph):
+@pytest.mark.parametrize("spelling", ["tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2"])
+def test_monkey_patched_tf_gradients_and_optimizer(monkeypatch, graph, spelling):
     from tensorflow.python.ops import gradients as gradients_module
 
-    monkeypatch.setitem(tf.__dict__, "gradients", msg.gradients_memory)
+    tf = importlib.import_module(spelling)
+    monkeypatch.setattr(tf, "gradients", msg.gradients_memory)
     monkeypatch.setattr(gradients_module, "gradients", msg.gradients_memory)
     w = v1.get_variable("w", (20, 20), initializer=v1.constant_initializer(0.01))
     loss = tf.reduce_mean(deep(tf.matmul(tf.ones((30, 20)), w)))
@@ -212,6 +215,15 @@ def test_monkey_patched_tf_gradients_and_optimizer(monkeypatch, graph):
         before = session.run(loss)
         session.run(train)
         assert session.run(loss) < before
+
+
+def test_entries_of_a_list_that_match_nothing_are_named_and_the_others_count(x, graph):
+    """Google's EfficientDet has such a list: TensorFlow 2 has no ops of those names."""
+    y = deep(x)
+    with pytest.warns(UserWarning, match='"Add_", "AddN": neither the name .* are kept') as caught:
+        gradients(y, x, checkpoints=["Add_", "layer5", "AddN"])
+    assert caught[0].filename == __file__
+    assert "layer5:0" in get_plans()[-1].checkpoints
 
 
 # Ops that must not run twice.

@@ -84,7 +84,7 @@ CHECKPOINTS = {
     "an output that is none": (["layer3:5"], ValueError, "neither the name"),
     "an expression for nothing": ([re.compile("nothing$")], ValueError, "neither the name"),
     "no expression": (["layer(["], ValueError, "no regular expression"),
-    "a right one and a wrong one": (["layer3", "no_such"], ValueError, "no_such"),
+    "two wrong ones": (["no_such", "nor_this"], ValueError, '"no_such", "nor_this": neither'),
     "a policy that raises": (refuse, ZeroDivisionError, "the policy's own"),
     "a policy of nothing": (lambda n: lambda: True, TypeError, "positional argument"),
     "an empty collection": ("collection", ValueError, "is empty"),

@@ -75,13 +75,14 @@ def hold(
     out = {*as_plain, *reading.unordered}
     takes_part = [run.op.name not in out and run.op.type != "BiasAddGrad" for run in runs]
     biases = _Biases(ops)
-    end_of = functools.cache(_end_of)
+    edgeless = {op for op, part in zip(ops, takes_part, strict=True) if not part}
+    end_of = functools.cache(lambda op: _end_of(op, op in edgeless))
     latest: dict[str, list[tf.Operation]] = {}  # by device: how its last wave ended
     previous: list[tf.Operation] = []  # how the last wave ended, on any device
     for i in (i for i in range(first) if takes_part[i]):
         previous = latest[ops[i].device] = [ops[i]]
     for wave in waves(reading.problem, schedule, first):
-        waiting: list[tuple[int, bool]] = []  # entries that begin the wave; whether by all they do
+        waiting: dict[int, list[int]] = {}  # entries that begin the wave: the inputs to hold back
         ends = dict.fromkeys(i for i in wave if takes_part[i])
         for i in wave:
             inside = [j for j in before[i] if j >= wave.start and ops[j].device == ops[i].device]
@@ -89,17 +90,25 @@ def hold(
                 for j in inside:
                     ends.pop(j, None)
                 if not any(takes_part[j] for j in inside):
-                    waiting.append((i, True))
+                    waiting[i] = _data(ops[i]) if calls.calls(ops[i]) else []
             elif runs[i].op.name in as_plain:
-                waiting.append((i, False))
+                held = _early(ops[i], late)
+                if held:
+                    waiting[i] = held
                 if _is_read_later(ops[i], i, wave, before, as_plain):
                     ends[i] = None
-        due = biases.due(wave.start)
-        for i, with_edges in waiting:
+        due = biases.due(wave.start) if waiting else []
+        for i, inputs in waiting.items():
             begins = runs[i].copy and not (i and runs[i - 1].copy)
             last = previous if begins else latest.get(ops[i].device, previous)
-            _wait(ops[i], [*(e for op in last for e in end_of(op)), *due], with_edges, late)
-        ended = [ops[i] if takes_part[i] else _hand_on(ops[i]) for i in ends]
+            ends_of_last = [*(e for op in last for e in end_of(op)), *due]
+            _hold_back(ops[i], inputs, ends_of_last)
+            if takes_part[i]:
+                edges = dict.fromkeys(ends_of_last)
+                for tensor in ops[i].inputs:
+                    edges.pop(tensor.op, None)
+                tf_private.add_control_inputs(ops[i], edges)
+        ended = [ops[i] for i in ends]
         for device in {op.device for op in ended}:
             latest[device] = [op for op in ended if op.device == device]
         previous = ended or previous
@@ -155,22 +164,15 @@ def _is_read_later(
     )
 
 
-def _wait(
-    op: tf.Operation, before: list[tf.Operation], with_edges: bool, late: set[tf.Operation]
-) -> None:
-    """Makes `op` wait for `before`: by edges of its own, or where it needs it by its data."""
-    if with_edges:
-        if calls.calls(op):
-            data = [i for i, t in enumerate(op.inputs) if t.dtype not in kernels.HANDLES]
-            _hold_back(op, data, before)
-        edges = dict.fromkeys(before)
-        for tensor in op.inputs:
-            edges.pop(tensor.op, None)
-        tf_private.add_control_inputs(op, edges)
-    elif before and late.isdisjoint(t.op for t in op.inputs):
-        _hold_back(op, [0], before)
-    elif before:
-        _hold_back(op, grappler.multiplied(op, late), before)
+def _data(op: tf.Operation) -> list[int]:
+    return [i for i, t in enumerate(op.inputs) if t.dtype not in kernels.HANDLES]
+
+
+def _early(op: tf.Operation, late: set[tf.Operation]) -> list[int]:
+    """The inputs by which an op without edges is held back in the backward pass."""
+    if late.isdisjoint(t.op for t in op.inputs):
+        return [0]
+    return grappler.multiplied(op, late)
 
 
 def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Operation]) -> None:
@@ -189,15 +191,15 @@ def _hand_on(op: tf.Operation, tensor: tf.Tensor | None = None) -> tf.Operation:
         return tf.identity(op.outputs[0] if tensor is None else tensor, f"{op.name}{COPY}").op
 
 
-def _end_of(op: tf.Operation) -> list[tf.Operation]:
-    """What to wait for, to wait for the end of `op`.
+def _end_of(op: tf.Operation, edgeless: bool) -> list[tf.Operation]:
+    """What to wait for, to wait for the end of `op`; a reader of it, if it shall have no edges.
 
     TensorFlow puts loops and branches in the place of an op that calls functions. Then what waits
     for the op waits until it is known which branch to take; what it begins with waits for nothing
     but data.
     """
     if not calls.calls(op):
-        return [op]
+        return [_hand_on(op)] if edgeless else [op]
     read = [t for t in op.outputs if t.consumers() and t.dtype not in kernels.HANDLES]
     # What a branch kept may be read by nothing in the end, and should not be made for us.
     read = [t for t in read if t.dtype != tf.variant] or read
