@@ -76,12 +76,14 @@ def hold(
     takes_part = [run.op.name not in out and run.op.type != "BiasAddGrad" for run in runs]
     biases = _Biases(ops)
     edgeless = {op for op, part in zip(ops, takes_part, strict=True) if not part}
+    merged = {op for run, op in zip(runs, ops, strict=True) if run.op.name in as_plain}
     end_of = functools.cache(lambda op: _end_of(op, op in edgeless))
     latest: dict[str, list[tf.Operation]] = {}  # by device: how its last wave ended
     previous: list[tf.Operation] = []  # how the last wave ended, on any device
     for i in (i for i in range(first) if takes_part[i]):
         previous = latest[ops[i].device] = [ops[i]]
-    for wave in waves(reading.problem, schedule, first):
+    alone = {i for i, op in enumerate(reading.operations) if _depends_on_time(op)}
+    for wave in waves(reading.problem, schedule, first, alone):
         waiting: dict[int, list[int]] = {}  # entries that begin the wave: the inputs to hold back
         ends = dict.fromkeys(i for i in wave if takes_part[i])
         for i in wave:
@@ -95,7 +97,9 @@ def hold(
                 held = _early(ops[i], late)
                 if held:
                     waiting[i] = held
-                if _is_read_later(ops[i], i, wave, before, as_plain):
+                readers = {reader for t in ops[i].outputs for reader in t.consumers()}
+                read_here = any(i in before[j] for j in wave)
+                if not read_here and readers.isdisjoint(merged):
                     ends[i] = None
         due = biases.due(wave.start) if waiting else []
         for i, inputs in waiting.items():
@@ -112,6 +116,14 @@ def hold(
         for device in {op.device for op in ended}:
             latest[device] = [op for op in ended if op.device == device]
         previous = ended or previous
+
+
+def _depends_on_time(op: tf.Operation) -> bool:
+    """Whether `op` rounds in another way if other readers of its inputs have not run yet.
+
+    The kernel of an `AddN` begins with the first term that nobody else will read.
+    """
+    return op.type == "AddN" and len(op.inputs) > 2
 
 
 def _made_before(reading: Reading, schedule: Schedule) -> list[list[int]]:
@@ -148,20 +160,6 @@ class _Biases:
         found = [op for at, op in self._left if at < entry]
         self._left = [(at, op) for at, op in self._left if at >= entry]
         return found
-
-
-def _is_read_later(
-    op: tf.Operation,
-    entry: int,
-    wave: range,
-    before: Sequence[list[int]],
-    as_plain: AbstractSet[str],
-) -> bool:
-    """Whether nothing in its wave reads `op`, which Grappler will not merge with a reader."""
-    readers = [reader.name for tensor in op.outputs for reader in tensor.consumers()]
-    return not set(readers) & set(as_plain) and not any(
-        entry in before[i] for i in range(entry + 1, wave.stop)
-    )
 
 
 def _data(op: tf.Operation) -> list[int]:

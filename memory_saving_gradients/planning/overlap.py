@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 
 from memory_saving_gradients.planning.problem import Problem, Schedule
@@ -11,7 +13,9 @@ from memory_saving_gradients.planning.simulate import simulate
 _MOST = 16
 
 
-def waves(problem: Problem, schedule: Schedule, first: int) -> list[range]:
+def waves(
+    problem: Problem, schedule: Schedule, first: int, alone: Container[int] = ()
+) -> list[range]:
     """Parts a schedule into waves: entries that may run in any order, or at once.
 
     A wave begins when the one before has ended. Within it nothing is counted as freed, and every
@@ -22,6 +26,7 @@ def waves(problem: Problem, schedule: Schedule, first: int) -> list[range]:
         problem: the step.
         schedule: what to run, in which order.
         first: the entry to begin with.
+        alone: the ops that wait for all before them, by index.
 
     Returns:
         The entries of each wave.
@@ -38,7 +43,9 @@ def waves(problem: Problem, schedule: Schedule, first: int) -> list[range]:
         gone = died[begin] + (scratch[begin - 1] if begin else 0)
         end = begin + 1
         while (
-            end < min(count, begin + _MOST) and made[end] + scratch[end] - gone <= simulation.peak
+            end < min(count, begin + _MOST)
+            and schedule[end] not in alone
+            and made[end] + scratch[end] - gone <= simulation.peak
         ):
             end += 1
         found.append(range(begin, end))
