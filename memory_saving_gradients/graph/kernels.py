@@ -67,6 +67,11 @@ _L2_BYTES = 256 * 2**10
 _L3_BYTES = 30 * 2**20
 
 
+def threads() -> int:
+    """How many ops a session or function runs at a time, unless its own options say otherwise."""
+    return tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+
+
 def shown_input(op: tf.Operation, output: int) -> int | None:
     """The input whose buffer an output of `op` shows, or None where it has one of its own."""
     if op.type == "IdentityN":

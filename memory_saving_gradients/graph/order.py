@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import graphlib
+import heapq
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import networkx as nx
 import tensorflow as tf
@@ -139,18 +141,24 @@ def planned(
 
 
 def executed(
-    graph: nx.DiGraph, operations: Sequence[tf.Operation]
+    graph: nx.DiGraph,
+    operations: Sequence[tf.Operation],
+    seconds: Mapping[str, float],
+    threads: int,
 ) -> tuple[list[tf.Operation], list[tf.Operation]]:
     """Two orders in which TensorFlow's executor may run ops that nothing else orders.
 
-    With one inter-op thread the executor goes on with one of the ops that an op made ready and
-    stacks the others, so it runs depth first. Which one, Grappler's sorting decides; the longest
-    way to the end is what traces show. Leaves (the gradients of weights) wait until the chain
-    ends.
+    Of the ops that an op made ready, its thread goes on with one and puts the others on its stack;
+    idle threads take the oldest of other stacks (`executor.cc`, and Eigen's pool). So one thread
+    runs depth first, and leaves (the gradients of weights) wait until the chain ends; a second one
+    takes them as they come. Which op a thread goes on with, Grappler's sorting decides; the longest
+    way to the end is what traces show. Cheap ops are run at once.
 
     Args:
         graph: who waits for whom.
         operations: the ops, each after those that it waits for.
+        seconds: what ops take, by name; ops that are not there are cheap.
+        threads: how many take ops.
 
     Returns:
         The likely order, in which the ops that wait for nothing run as they are given; and one in
@@ -161,28 +169,51 @@ def executed(
     for place, op in reversed(list(enumerate(operations))):
         ways = (to_end[after][0] for after in graph.successors(op))
         to_end[op] = 1 + max(ways, default=0), place
-    begins = [op for op in reversed(operations) if not graph.in_degree(op)]
-    late_first = sorted(begins, key=lambda op: -to_end[op][0])
-    return _depth_first(graph, begins, to_end), _depth_first(graph, late_first, to_end)
+    begins = [op for op in operations if not graph.in_degree(op)]
+    early_last = sorted(begins, key=lambda op: to_end[op][0])
+    return (
+        _in_threads(graph, begins, to_end, seconds, threads),
+        _in_threads(graph, early_last, to_end, seconds, threads),
+    )
 
 
-def _depth_first(
-    graph: nx.DiGraph, begins: list[tf.Operation], to_end: dict[tf.Operation, tuple[int, int]]
+def _in_threads(
+    graph: nx.DiGraph,
+    begins: Sequence[tf.Operation],
+    to_end: dict[tf.Operation, tuple[int, int]],
+    seconds: Mapping[str, float],
+    threads: int,
 ) -> list[tf.Operation]:
-    """The order of a stack of ready ops, of which those that wait for nothing are `begins`."""
+    """The order in which threads begin ops, of which those that wait for nothing are `begins`."""
     waiting = dict(graph.in_degree)
-    stack = list(begins)
+    own: list[collections.deque[tf.Operation]] = [collections.deque() for _ in range(threads)]
+    at_once: list[collections.deque[tf.Operation]] = [collections.deque() for _ in range(threads)]
+    own[0].extend(begins)
     order = []
-    while stack:
-        op = stack.pop()
-        order.append(op)
-        ready = []
-        for after in graph.successors(op):
+    ends: list[tuple[float, int, int, tf.Operation]] = []  # when, a number, thread, op
+    idle = list(range(threads))
+    now = 0.0
+    while True:
+        for thread in [*idle]:
+            mine, oldest = at_once[thread] or own[thread], max(own, key=len)
+            if mine or oldest:
+                op = mine.popleft() if mine else oldest.pop()
+                idle.remove(thread)
+                order.append(op)
+                end = now + seconds.get(op.name, 0.0)
+                heapq.heappush(ends, (end, len(order), thread, op))
+        if not ends:
+            return order
+        now, _, thread, op = heapq.heappop(ends)
+        idle.append(thread)
+        dear: list[tf.Operation] = []
+        for after in sorted(graph.successors(op), key=to_end.__getitem__):
             waiting[after] -= 1
             if not waiting[after]:
-                ready.append(after)
-        stack.extend(sorted(ready, key=to_end.__getitem__))
-    return order
+                (dear if after.name in seconds else at_once[thread]).append(after)
+        if dear and not at_once[thread]:
+            at_once[thread].append(dear.pop())
+        own[thread].extendleft(dear)
 
 
 def postponed(

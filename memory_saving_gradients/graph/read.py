@@ -123,7 +123,8 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
     kept = frozenset(tensor_of[t.name] for t in step.results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
     executed, perhaps = (
-        [index_of[op] for op in ops if op in index_of] for ops in order.executed(graph, ordered)
+        [index_of[op] for op in ops if op in index_of]
+        for ops in order.executed(graph, ordered, seconds, kernels.threads())
     )
     if sum(tf_private.is_seed(op) for op in backward if op in step.new) == 1:
         perhaps = executed  # a single loss has a single order
