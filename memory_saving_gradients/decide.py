@@ -36,7 +36,13 @@ def decide(reading: Reading, wish: Wish) -> Plan:
     schedule, given = _schedule(reading, wish, budget)
     if budget is not None and peak(reading, schedule) > budget:
         raise unreachable(reading, schedule, budget, wish.most_runs != UNBOUNDED)
-    return Plan.of(wish.strategy, problem, schedule, given, budget)
+    plan = Plan.of(wish.strategy, problem, schedule, given, budget)
+    return dataclasses.replace(
+        plan,
+        batch_size=reading.batch_size,
+        batch_assumed=reading.batch_size is not None and wish.sizes.assumed,
+        growth=reading.growth,
+    )
 
 
 def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedule, list[str]]:

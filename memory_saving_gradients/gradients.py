@@ -10,7 +10,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import Checkpoints, is_eager
-from memory_saving_gradients.options import Options
+from memory_saving_gradients.options import BatchSize, Options
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.saving import differentiate
 
@@ -36,6 +36,8 @@ def gradients(
     plan: Plan | str | os.PathLike[str] | None = None,
     device: str = "cpu",
     cost_model: str = "analytical",
+    batch_size: BatchSize = None,
+    verify: bool = False,
 ) -> list:
     """Differentiates as `tf.gradients` does, in less memory.
 
@@ -84,7 +86,8 @@ def gradients(
         RuntimeError: called outside a graph.
         TypeError: `checkpoints`, an entry of it, or another option is of a wrong type.
         ValueError: a checkpoint is not in the forward graph, the strategy is unknown, or a budget
-            is not positive, or the plan is one of another graph.
+            is not positive, the plan is one of another graph, or `batch_size` contradicts the
+            graph.
 
     Example:
         >>> with tf.Graph().as_default():
@@ -104,6 +107,8 @@ def gradients(
         plan=plan,
         device=device,
         cost_model=cost_model,
+        batch_size=batch_size,
+        verify=verify,
     )
     return differentiated(
         options,

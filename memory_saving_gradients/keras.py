@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import inspect
 import os
 import pickle
 import sys
@@ -16,8 +17,9 @@ import keras
 import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import Checkpoints
+from memory_saving_gradients.feeding import fed_batch
 from memory_saving_gradients.measure import StepPeak
-from memory_saving_gradients.options import Options
+from memory_saving_gradients.options import BatchSize, Options
 from memory_saving_gradients.patching import patch
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.warning import warn
@@ -30,12 +32,15 @@ if not hasattr(keras, "Model"):
 
 _plans: weakref.WeakKeyDictionary[Any, list[Plan]] = weakref.WeakKeyDictionary()
 _options: weakref.WeakKeyDictionary[Any, Options] = weakref.WeakKeyDictionary()
+_fed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # the batch of each `fit`
 
 
 def save_memory(
     model: Any,
     checkpoints: Checkpoints = "memory",
     memory_budget: int | str | float | None = None,
+    batch_size: BatchSize = None,
+    verify: bool = False,
 ) -> Any:
     """Makes `fit`, `train_on_batch` and custom training steps of a model save memory.
 
@@ -48,6 +53,8 @@ def save_memory(
         model: a Keras model, functional, sequential or subclassed, before or after `compile`.
         checkpoints: which forward tensors to keep, as in `gradients`; None undoes an earlier call.
         memory_budget: the peak of a step to stay within, as in `gradients`.
+        batch_size: what to plan for, as in `gradients`; by default what `fit` is given.
+        verify: whether to measure a run while the step is traced, as in `gradients`.
 
     Returns:
         The model.
@@ -71,15 +78,20 @@ def save_memory(
             f'Keras runs on the backend "{keras.config.backend()}", and only TensorFlow graphs can '
             'be rewritten: set the environment variable KERAS_BACKEND to "tensorflow".'
         )
-    options = None if checkpoints is None else Options(checkpoints, memory_budget)
-    for name in ("train_step", "__reduce_ex__", "__deepcopy__"):
+    options = None
+    if checkpoints is not None:
+        options = Options(checkpoints, memory_budget, batch_size=batch_size, verify=verify)
+    for name in ("train_step", "fit", "__reduce_ex__", "__deepcopy__"):
         model.__dict__.pop(name, None)
     _plans.pop(model, None)
     _options.pop(model, None)
+    _fed.pop(model, None)
     if options is not None:
         _plans[model] = []
         _options[model] = options
         model.__dict__["train_step"] = _saving(model, options)
+        if options.batch_size is None:
+            model.__dict__["fit"] = _telling_the_batch(model)
         model.__dict__["__reduce_ex__"] = functools.partial(_reduced, model)
         model.__dict__["__deepcopy__"] = functools.partial(_deepcopied, model)
         _carry_over_to_clones()
@@ -116,11 +128,38 @@ def _saving(model: Any, options: Options) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def train_step(*args: Any, **kwargs: Any) -> Any:
-        with patch(options.checkpoints, memory_budget=options.memory_budget) as patched:
+        batch_size = options.batch_size
+        if model in _fed:
+            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            batch_size = max(1, _fed[model] // replicas)
+        with patch(
+            options.checkpoints, options.memory_budget, batch_size, options.verify
+        ) as patched:
             patched.plans = plans
             return step(*args, **kwargs)
 
     return train_step
+
+
+def _telling_the_batch(model: Any) -> Callable[..., Any]:
+    """The model's own `fit`, which says how large a batch is: the graph of its step does not."""
+    fit = model.fit
+
+    @functools.wraps(fit)
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = inspect.signature(fit).bind(*args, **kwargs)
+        except TypeError:
+            return fit(*args, **kwargs)  # which says what is wrong
+        if "x" in given.arguments:
+            x, batch = fed_batch(given.arguments["x"], given.arguments.get("batch_size"))
+            given.arguments["x"] = x
+            if batch is not None and batch != _fed.get(model):
+                model.train_function = None  # so that it is planned for this one
+                _fed[model] = batch
+        return fit(*given.args, **given.kwargs)
+
+    return telling
 
 
 def _reduced(model: Any, protocol: Any) -> tuple:
@@ -143,7 +182,9 @@ def _copied(options: Options, made_from: tuple) -> Any:
     made = make(*arguments)
     if state:
         made.__setstate__(*state)
-    return save_memory(made, options.checkpoints, options.memory_budget)
+    return save_memory(
+        made, options.checkpoints, options.memory_budget, options.batch_size, options.verify
+    )
 
 
 def _deepcopied(model: Any, memo: dict) -> Any:
@@ -169,7 +210,9 @@ def _cloning(clone_model: Callable[..., Any]) -> Callable[..., Any]:
         options = _options.get(model)
         if options is None:
             return made
-        return save_memory(made, options.checkpoints, options.memory_budget)
+        return save_memory(
+            made, options.checkpoints, options.memory_budget, options.batch_size, options.verify
+        )
 
     cloned.__dict__["carries_over"] = True
     return cloned

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -15,8 +18,11 @@ from memory_saving_gradients.checkpoints import (
     resolve,
 )
 from memory_saving_gradients.graph.devices import check_device
+from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planning.budget import UNBOUNDED
+
+BatchSize: TypeAlias = int | Mapping[str, Sequence[int]] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Wish:
         plan: the plan to apply; of the rest nothing counts then.
         device: the device to estimate costs for.
         cost_model: "analytical" or "measured".
+        sizes: what is known of the inputs.
+        verify: whether to measure the peak of a run.
     """
 
     strategy: str
@@ -41,6 +49,8 @@ class Wish:
     plan: Plan | None = None
     device: str = "cpu"
     cost_model: str = "analytical"
+    sizes: InputSizes = NOTHING_GIVEN
+    verify: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Options:
     plan: Plan | str | os.PathLike[str] | None = None
     device: str = "cpu"
     cost_model: str = "analytical"
+    batch_size: BatchSize = None
+    verify: bool = False
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -77,6 +89,7 @@ class Options:
         elif self.max_recompute is not None:
             raise ValueError("max_recompute bounds what a memory_budget may do: give both")
         _most_runs(self.max_recompute)
+        _sizes(self.batch_size)
         check_checkpoints(self.checkpoints)
 
     def _says(self, strategy: str) -> bool:
@@ -90,9 +103,25 @@ class Options:
             graph: the graph that is differentiated.
 
         Raises:
-            ValueError: a checkpoint is not in the forward graph, or a file holds no plan.
+            ValueError: a checkpoint is not in the forward graph, `batch_size` names what is no
+                input, or a file holds no plan.
         """
-        wish = Wish("plan", None, device=self.device, cost_model=self.cost_model)
+        sizes = _sizes(self.batch_size)
+        for name, _ in sizes.shapes:
+            if getattr(forward.get(name), "type", None) != "Placeholder":
+                inputs = [op.name for op in forward.values() if op.type == "Placeholder"]
+                raise ValueError(
+                    f'batch_size names "{name}", which is no input of what is differentiated; its '
+                    f"inputs are {inputs}"
+                )
+        wish = Wish(
+            "plan",
+            None,
+            device=self.device,
+            cost_model=self.cost_model,
+            sizes=sizes,
+            verify=self.verify,
+        )
         if self.plan is not None:
             plan = self.plan if isinstance(self.plan, Plan) else Plan.load(self.plan)
             return dataclasses.replace(wish, plan=plan)
@@ -106,6 +135,31 @@ class Options:
                 return dataclasses.replace(wish, strategy="budget")
         strategy, kept = resolve(self.checkpoints, forward, graph)
         return dataclasses.replace(wish, strategy=strategy, kept=kept)
+
+
+def _sizes(batch_size: BatchSize) -> InputSizes:
+    """What `batch_size` says; see `gradients`."""
+    if batch_size is None:
+        return InputSizes(assumed=True)
+    if not isinstance(batch_size, Mapping):
+        return InputSizes(_size(batch_size))
+    shapes = {}
+    for name, sizes in batch_size.items():
+        if not isinstance(name, str) or isinstance(sizes, str) or not isinstance(sizes, Sequence):
+            raise TypeError(
+                "batch_size must be an int, or map names of inputs to whole shapes such as "
+                f"(8, 256), got {name!r}: {sizes!r}"
+            )
+        shapes[name.partition(":")[0]] = tuple(map(_size, sizes))
+    return InputSizes(shapes=tuple(shapes.items()))
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"batch_size must be an int, or map names to shapes, got {value!r}")
+    if value < 1:
+        raise ValueError(f"batch_size must be at least 1, got {value}")
+    return int(value)
 
 
 def _most_runs(max_recompute: int | None) -> int:

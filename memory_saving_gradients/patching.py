@@ -14,7 +14,7 @@ import tensorflow as tf
 from memory_saving_gradients.checkpoints import Checkpoints
 from memory_saving_gradients.gradients import differentiated
 from memory_saving_gradients.graph import tf_private
-from memory_saving_gradients.options import Options
+from memory_saving_gradients.options import BatchSize, Options
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.tape import GradientTape
 
@@ -31,6 +31,8 @@ class patch:
     Args:
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
+        batch_size: what to plan for where the graph does not tell, as in `gradients`.
+        verify: whether to measure a run while the step is traced, as in `gradients`.
 
     Attributes:
         plans: what was planned, newest last.
@@ -51,10 +53,11 @@ class patch:
     def __init__(
         self,
         checkpoints: Checkpoints = "memory",
-        *,
         memory_budget: int | str | float | None = None,
+        batch_size: BatchSize = None,
+        verify: bool = False,
     ) -> None:
-        self.options = Options(checkpoints, memory_budget)
+        self.options = Options(checkpoints, memory_budget, batch_size=batch_size, verify=verify)
         self.plans: list[Plan] = []
         #: In a `with` block: the threads, beside its own, that it does not cover.
         self._others: weakref.WeakSet[threading.Thread] | None = None

@@ -36,6 +36,12 @@ class Plan:
         seconds: time taken to read the graph, plan, and rewrite it.
         problem: the step as data.
         schedule: the order of running, as indices into `problem.ops`.
+        batch_size: the size that was planned for, where the graph leaves the first dimension of its
+            inputs unknown; None where it knows all.
+        batch_assumed: whether nobody said that size.
+        growth: the bytes that each tensor, and then the scratch space of each op, gains with every
+            example of the batch; empty where `batch_size` is None.
+        measured_peak_bytes: the peak of a real run, in bytes, where `verify=True` asked for one.
     """
 
     strategy: str
@@ -48,6 +54,10 @@ class Plan:
     seconds: float
     problem: Problem = dataclasses.field(repr=False)
     schedule: tuple[int, ...] = dataclasses.field(repr=False)
+    batch_size: int | None = None
+    batch_assumed: bool = False
+    growth: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    measured_peak_bytes: int | None = None
 
     @functools.cached_property
     def lower_bound(self) -> float | None:
@@ -101,6 +111,52 @@ class Plan:
             schedule=tuple(np.asarray(schedule).tolist()),
         )
 
+    def at(self, batch_size: int) -> Plan:
+        """The same plan for batches of another size, with the peaks that it has there.
+
+        Args:
+            batch_size: how many examples.
+
+        Returns:
+            A plan that differs in sizes of tensors and in predicted peaks, both in bytes.
+
+        Raises:
+            ValueError: the graph knows the sizes of all inputs, so that there is no other size.
+
+        Example:
+            >>> with tf.Graph().as_default() as graph:
+            ...     x = tf.compat.v1.placeholder(tf.float32, (None, 1000))
+            ...     y = x
+            ...     for _ in range(16):
+            ...         y = tf.tanh(y)
+            ...     grads = memory_saving_gradients.gradients_memory(y, x, batch_size=64)
+            >>> plan = get_plans(graph)[-1]
+            >>> plan.at(128).peak_bytes == 2 * plan.peak_bytes
+            True
+        """
+        if self.batch_size is None:
+            raise ValueError("this plan has one size: the graph knows the shapes of all inputs")
+        more = batch_size - self.batch_size
+        tensors = tuple(
+            dataclasses.replace(tensor, bytes=max(0, round(tensor.bytes + more * growth)))
+            for tensor, growth in zip(self.problem.tensors, self.growth, strict=False)
+        )
+        growths = self.growth[len(tensors) :]
+        ops = tuple(
+            dataclasses.replace(op, workspace=max(0, round(op.workspace + more * growth)))
+            for op, growth in zip(self.problem.ops, growths, strict=True)
+        )
+        problem = dataclasses.replace(self.problem, tensors=tensors, ops=ops)
+        return dataclasses.replace(
+            self,
+            problem=problem,
+            baseline_peak_bytes=simulate(problem, baseline(problem)).peak,
+            peak_bytes=simulate(problem, self.schedule).peak,
+            batch_size=batch_size,
+            batch_assumed=False,
+            measured_peak_bytes=None,
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a JSON file, whole or not at all.
 
@@ -148,17 +204,27 @@ class Plan:
             ) from error
 
     def __str__(self) -> str:
+        measured = ""
+        if self.measured_peak_bytes is not None:
+            measured = f", measured {self.measured_peak_bytes / 1e6:.1f} MB"
         ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
         budget = "" if self.budget_bytes is None else f" of {self.budget_bytes / 1e6:.1f} MB"
         return (
             f"{self.strategy}{budget}: predicted peak {self.baseline_peak_bytes / 1e6:.1f} MB -> "
-            f"{self.peak_bytes / 1e6:.1f} MB ({ratio:.2f}x), overhead {self.overhead:.1%}, "
-            f"{len(self.recomputed)} ops recomputed, {self.seconds:.2f} s"
+            f"{self.peak_bytes / 1e6:.1f} MB ({ratio:.2f}x){measured}, "
+            f"overhead {self.overhead:.1%}, "
+            f"{len(self.recomputed)} ops recomputed{self._for_batch()}, {self.seconds:.2f} s"
         )
+
+    def _for_batch(self) -> str:
+        if self.batch_size is None:
+            return ""
+        assumed = " (assumed; say batch_size=)" if self.batch_assumed else ""
+        return f", for a batch of {self.batch_size}{assumed}"
 
 
 # The version of the file format.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def _tuples(value: Any) -> Any:

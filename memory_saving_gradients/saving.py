@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gc
 import logging
+import math
 import os
 import threading
 import time
@@ -33,12 +34,14 @@ from memory_saving_gradients.graph.backward import BackwardPass, share_activatio
 from memory_saving_gradients.graph.branches import has_branches, recompute_inside
 from memory_saving_gradients.graph.read import Reading, read
 from memory_saving_gradients.graph.rewrite import as_differentiated, rewrite
+from memory_saving_gradients.graph.shapes import WrongSize
 from memory_saving_gradients.graph.trace import CannotMeasure
 from memory_saving_gradients.options import Options, Wish
 from memory_saving_gradients.plan import Plan, record_plan
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import shown
+from memory_saving_gradients.verify import verified
 from memory_saving_gradients.warning import warn
 from memory_saving_gradients.why import why_nothing_is_saved
 
@@ -138,13 +141,14 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
     Raises:
         BudgetError: no plan within a budget was found.
         WrongPlan: a plan that was given is one for another graph.
+        WrongSize: the batch size that was given contradicts the graph.
         CannotMeasure: costs were to be measured, and the step cannot be run for it.
     """
     graph = asked[0].backward.graph
     try:
         with _no_garbage_collection(), graph.as_default(), tf_private.all_or_nothing():
             outcomes = list(_plan_and_rewrite(_joined(asked)))
-    except (BudgetError, WrongPlan, CannotMeasure):
+    except (BudgetError, WrongPlan, WrongSize, CannotMeasure):
         raise
     except Exception as error:
         if os.environ.get(STRICT):
@@ -216,7 +220,7 @@ def _plan_and_rewrite(groups: Sequence[_Asked]) -> Iterator[tuple[_Asked, Plan, 
     """Each backward pass with its plan, and whether that saves memory, so that it was applied."""
     highest = 0
     if len(groups) > 1 and any(isinstance(one.wish.budget, float) for one in groups):
-        readings = (read(one.backward, one.wish.device) for one in groups)
+        readings = (read(one.backward, one.wish.device, sizes=one.wish.sizes) for one in groups)
         highest = max(peak(reading, baseline(reading.problem)) for reading in readings)
     for one in groups:
         began = time.perf_counter()
@@ -229,15 +233,70 @@ def _plan_and_rewrite(groups: Sequence[_Asked]) -> Iterator[tuple[_Asked, Plan, 
 
 
 def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> tuple[Plan, bool]:
-    reading = read(step, wish.device, wish.cost_model)
+    reading = read(step, wish.device, wish.cost_model, wish.sizes)
     if _asks_for_branches(wish, reading):
         with contextlib.suppress(_NoBetter):
             return _plan_with_branches(step, wish, reading), True
-    plan = decide(reading, wish)
-    saves = is_worth_it(plan, reading, wish.budget is not None)
-    if saves:
-        rewrite(reading, plan.schedule)
-    return plan, saves
+    reading, plan, saves = _decided(reading, wish)
+    if not saves:
+        return plan, False
+    if wish.verify:
+        return verified(reading, plan, wish), True
+    rewrite(reading, plan.schedule)
+    return plan, True
+
+
+def _decided(reading: Reading, wish: Wish) -> tuple[Reading, Plan, bool]:
+    """The plan for a step, and whether it saves memory.
+
+    Where nobody says how large the batch is, what saves nothing at the nominal size may save at a
+    larger one.
+    """
+    anything_goes = reading.batch_size is not None and wish.sizes.assumed
+    if anything_goes and isinstance(wish.budget, int):
+        warn(
+            f"memory_saving_gradients: the inputs leave their batch unknown, so memory_budget is "
+            f"kept for a batch of {reading.batch_size}: say batch_size= where you say memory_budget"
+        )
+        anything_goes = False
+    if not anything_goes:
+        plan = decide(reading, wish)
+        return reading, plan, is_worth_it(plan, reading, wish.budget is not None)
+    found: list[tuple[Reading, Plan, bool]] = []
+    unmet: BudgetError | None = None
+    for batch in (reading.batch_size, *_LARGER_BATCHES):
+        try:
+            sizes = dataclasses.replace(wish.sizes, batch=batch)
+            if batch != reading.batch_size:
+                reading = read(reading.step, wish.device, wish.cost_model, sizes)
+            plan = decide(reading, wish)
+        except BudgetError as error:
+            unmet = unmet or error
+            continue
+        except WrongSize:
+            continue
+        found.append((reading, plan, is_worth_it(plan, reading, wish.budget is not None)))
+        small, *others = _shares(plan)
+        own = plan.peak_bytes / max(plan.baseline_peak_bytes, 1)
+        if small <= 1 and max(others) <= _AS_GOOD * own:
+            break
+    if unmet and not found:
+        raise unmet
+    worth = [one for one in found if one[2]]
+    return min(worth or found[:1], key=lambda one: math.prod(_shares(one[1])))
+
+
+def _shares(plan: Plan) -> list[float]:
+    """The peak of a plan as a share of the plain one, at small and large batches."""
+    plans = [plan.at(batch) for batch in _BATCHES]
+    return [one.peak_bytes / max(one.baseline_peak_bytes, 1) for one in plans]
+
+
+# Where nobody says how large the batch is: what a plan shall be good for, what is tried beside the
+# nominal size, and how much worse than at its own size a plan may be at others.
+_BATCHES = (16, 128, 1024, 4096)
+_LARGER_BATCHES = (1024, 4096)
+_AS_GOOD = 1.1
 
 
 def _asks_for_branches(wish: Wish, reading: Reading) -> bool:
@@ -256,7 +315,10 @@ def _plan_with_branches(step: BackwardPass, wish: Wish, plain: Reading) -> Plan:
         moved = recompute_inside(plain, functools.partial(_rewrite_inside, wish.device))
         made = step.graph.get_operations()[known:]
         reading = read(
-            dataclasses.replace(step, new=step.new.union(made)), wish.device, wish.cost_model
+            dataclasses.replace(step, new=step.new.union(made)),
+            wish.device,
+            wish.cost_model,
+            wish.sizes,
         )
         plan = decide(reading, wish)
         if not wish.plan and plan.peak_bytes >= decide(plain, wish).peak_bytes:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import Checkpoints
 from memory_saving_gradients.graph.inline import inlined_calls
-from memory_saving_gradients.options import Options
+from memory_saving_gradients.options import BatchSize, Options
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.saving import differentiate
 from memory_saving_gradients.warning import warn
@@ -36,6 +36,8 @@ class GradientTape(tf.GradientTape):
         watch_accessed_variables: as in `tf.GradientTape`.
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
+        batch_size: what to plan for where the graph does not tell, as in `gradients`.
+        verify: whether to measure a run while the step is traced, as in `gradients`.
 
     Raises:
         TypeError: an option is of a wrong type.
@@ -60,9 +62,13 @@ class GradientTape(tf.GradientTape):
         *,
         checkpoints: Checkpoints = "memory",
         memory_budget: int | str | float | None = None,
+        batch_size: BatchSize = None,
+        verify: bool = False,
     ) -> None:
         super().__init__(persistent, watch_accessed_variables)
-        self._options: Options | None = Options(checkpoints, memory_budget)
+        self._options: Options | None = Options(
+            checkpoints, memory_budget, batch_size=batch_size, verify=verify
+        )
         self._inlined = contextlib.ExitStack()
 
     @tf.autograph.experimental.do_not_convert

@@ -63,6 +63,24 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
     )
 
 
+def missed(reading: Reading, budget: int, lowest: int) -> BudgetError:
+    """The error that says that plans keep a budget, and runs do not.
+
+    Args:
+        reading: the step.
+        budget: the budget, in bytes.
+        lowest: the lowest peak that was measured, in bytes.
+    """
+    target = reading.step.target
+    return BudgetError(
+        f"memory_budget of {budget / 1e6:.1f} MB is kept by no run for the gradients of "
+        f"{_named(target.name, target.op)}: the lowest measured peak is {lowest / 1e6:.1f} MB. "
+        f"Allow at least {_said(lowest)}, or make the batch smaller.",
+        budget,
+        lowest,
+    )
+
+
 def _named(name: str, op: tf.Operation) -> str:
     """The name, and where the user finds it."""
     where = origin(op)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients import Plan, get_plans, gradients
+from memory_saving_gradients import Plan, get_plans, gradients, measure
 from memory_saving_gradients.graph.executor import COPY
 from test_models import Chain, build_v1
+
+v1 = tf.compat.v1
 
 
 def chain(layers=16):
@@ -119,3 +121,74 @@ def test_the_bound_is_unproven_where_it_says_nothing():
     assert plan.overhead > 0
     assert plan.lower_bound is None
     assert plan.gap is None
+
+
+def deep(batch, layers=16, width=256):
+    x = v1.placeholder(tf.float32, (batch, 64), "x")
+    h, weights = x, []
+    for _ in range(layers):
+        weights.append(tf.Variable(tf.ones((int(h.shape[1]), width)) / width))
+        h = tf.tanh(h @ weights[-1])
+    return x, tf.reduce_mean(h**2), weights
+
+
+def test_other_batches_are_foretold(graph):
+    x, loss, weights = deep(None)
+    grads = gradients(loss, weights, checkpoints="memory", batch_size=512)
+    (plan,) = get_plans()
+    assert plan.batch_size == 512 and not plan.batch_assumed
+    assert "for a batch of 512, " in str(plan)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        for batch in (16, 512, 4096):
+            feed = {x: np.ones((batch, 64), np.float32)}
+            session.run(grads, feed)
+            peak = measure.session_peak(session, grads, feed)
+            assert plan.at(batch).peak_bytes == pytest.approx(peak, rel=0.05)
+
+
+def test_without_a_hint_a_plan_is_good_for_many_batches(graph):
+    """At the nominal size the gradients of weights are all, and a plan for it would cost memory."""
+    x, loss, weights = deep(None)
+    gradients(loss, weights, checkpoints="memory")
+    (plan,) = get_plans()
+    assert plan.batch_assumed and "(assumed; say batch_size=)" in str(plan)
+    for batch in (16, 64, 256, 1024, 4096):
+        there = plan.at(batch)
+        assert there.peak_bytes <= 1.01 * there.baseline_peak_bytes
+    assert plan.at(512).peak_bytes < 0.75 * plan.at(512).baseline_peak_bytes
+
+
+def test_bytes_for_a_batch_that_nobody_knows(graph):
+    _, loss, weights = deep(None)
+    with pytest.warns(UserWarning, match="kept for a batch of 128: say batch_size="):
+        gradients(loss, weights, memory_budget="100MB")
+
+
+def test_whole_shapes_of_inputs(graph):
+    tokens = v1.placeholder(tf.int32, (None, None), "tokens")
+    table = tf.Variable(tf.ones((64, 32)))
+    h = tf.nn.embedding_lookup(table, tokens)
+    for _ in range(8):
+        h = tf.tanh(tf.sin(h))
+    gradients(h, table, checkpoints="memory", batch_size={"tokens:0": (4, 500)})
+    (plan,) = get_plans()
+    assert max(tensor.bytes for tensor in plan.problem.tensors) == 4 * 500 * 32 * 4
+    assert plan.batch_size == 4
+
+
+def test_a_size_that_the_graph_contradicts(graph):
+    x = v1.placeholder(tf.float32, (None, 8))
+    y = tf.tanh(tf.reshape(tf.tanh(x), (-1, 24)))
+    with pytest.raises(ValueError, match="batch_size=4 contradicts the graph"):
+        gradients(y, x, checkpoints="memory", batch_size=4)
+    gradients(y, x, checkpoints="memory", batch_size=6)
+
+
+def test_a_graph_that_knows_its_sizes_has_no_other(graph):
+    _, loss, weights = deep(1024)
+    gradients(loss, weights, checkpoints="memory", batch_size=512)
+    (plan,) = get_plans()
+    assert plan.batch_size is None
+    with pytest.raises(ValueError, match="one size"):
+        plan.at(128)

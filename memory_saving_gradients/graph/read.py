@@ -14,7 +14,7 @@ from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.buffers import Buffers
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.devices import Device, described
-from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import simulate
@@ -45,6 +45,10 @@ class Reading:
         unused: names of the ops that differentiation made in vain.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
             loops and branches, and those that Grappler may fold into constants.
+        sizes: what was known of the inputs.
+        batch_size: the first dimension of the inputs, where the graph leaves it unknown.
+        growth: the bytes that each tensor, and then the scratch space of each op, gains with every
+            example of the batch.
     """
 
     step: BackwardPass
@@ -56,15 +60,24 @@ class Reading:
     new: frozenset[str]
     unused: frozenset[str]
     unordered: frozenset[str]
+    sizes: InputSizes = NOTHING_GIVEN
+    batch_size: int | None = None
+    growth: tuple[float, ...] = ()
 
 
-def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical") -> Reading:
+def read(
+    step: BackwardPass,
+    device: str = "cpu",
+    cost_model: str = "analytical",
+    sizes: InputSizes = InputSizes(),  # noqa: B008
+) -> Reading:
     """Reads a step: the ops that its results need, and those beside.
 
     Args:
         step: a backward pass, with the forward pass that it needs.
         device: the name of the device to estimate for, of `devices.DEVICES` or "local".
         cost_model: "analytical" (TensorFlow's estimate) or "measured" (a traced run).
+        sizes: what is known of the inputs.
 
     Returns:
         The step as a problem, with the way back to the graph.
@@ -77,7 +90,7 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
     order.add_order_of_effects(graph, created, step.new)
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(graph, operations, step)
-    shapes = Shapes(operations)
+    shapes = Shapes(operations, sizes)
     buffers = Buffers(operations, shapes)
     ordered = order.planned(graph, operations, created, step.new, backward, buffers)
     ordered, postponed = order.postponed(graph, ordered, backward, buffers, step.results)
@@ -87,13 +100,11 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
     properties = described(device)
     seconds = estimate_seconds(kept_ops, shapes, properties)
     on_gpu = properties["type"] == "GPU"
-    if step.for_xla:
-        workspaces = {op.name: kernels.compiled_workspace(op, shapes) for op in kept_ops}
-    else:
-        workspaces = {op.name: kernels.workspace(op, shapes, on_gpu) for op in kept_ops}
+    workspaces = _workspaces(kept_ops, shapes, step.for_xla, on_gpu)
+    growth = _growth(operations, tensors, kept_ops, workspaces, shapes, step.for_xla, on_gpu)
     for op in kept_ops:
         if calls.bodies(op):
-            seconds[op.name], workspaces[op.name] = _called(op, properties, graph)
+            seconds[op.name], workspaces[op.name] = _called(op, properties, graph, sizes)
     if cost_model == "measured":
         measured = measure_ops(step.results, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
@@ -122,9 +133,10 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
         )
     kept = frozenset(tensor_of[t.name] for t in step.results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
+    threads = 1 if on_gpu or step.for_xla else kernels.threads()
     executed, perhaps = (
         [index_of[op] for op in ops if op in index_of]
-        for ops in order.executed(graph, ordered, seconds, kernels.threads())
+        for ops in order.executed(graph, ordered, seconds, threads)
     )
     if sum(tf_private.is_seed(op) for op in backward if op in step.new) == 1:
         perhaps = executed  # a single loss has a single order
@@ -140,7 +152,47 @@ def read(step: BackwardPass, device: str = "cpu", cost_model: str = "analytical"
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
         unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),
+        sizes=sizes,
+        batch_size=shapes.batch_size,
+        growth=growth,
     )
+
+
+def _workspaces(
+    operations: Sequence[tf.Operation], shapes: Shapes, for_xla: bool, on_gpu: bool
+) -> dict[str, int]:
+    """The scratch space of each op, by name."""
+    if for_xla:
+        return {op.name: kernels.compiled_workspace(op, shapes) for op in operations}
+    return {op.name: kernels.workspace(op, shapes, on_gpu) for op in operations}
+
+
+def _growth(
+    operations: Sequence[tf.Operation],
+    tensors: Sequence[Tensor],
+    kept_ops: Sequence[tf.Operation],
+    workspaces: dict[str, int],
+    shapes: Shapes,
+    for_xla: bool,
+    on_gpu: bool,
+) -> tuple[float, ...]:
+    """The bytes by which each tensor, and then the scratch space of each op, grow with the batch.
+
+    Peaks are close to linear in it, so two sizes tell.
+    """
+    if shapes.batch_size is None:
+        return ()
+    larger = Shapes(operations, shapes.given.times(_GROWN, shapes.batch_size))
+    buffers = Buffers(operations, larger)
+    graph = operations[0].graph
+    then = [buffers.bytes(graph.get_tensor_by_name(tensor.name)) for tensor in tensors]
+    then += _workspaces(kept_ops, larger, for_xla, on_gpu).values()
+    now = [*(tensor.bytes for tensor in tensors), *(workspaces[op.name] for op in kept_ops)]
+    more = (_GROWN - 1) * shapes.batch_size
+    return tuple((b - a) / more for a, b in zip(now, then, strict=True))
+
+
+_GROWN = 2
 
 
 # An op whose estimate is this many times that of the median op, byte for byte, does more than
@@ -180,7 +232,9 @@ def _like_weights(
     return frozenset(tensor_of[t.name] for t in made if tuple(shapes(t)) in of_variables)
 
 
-def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> tuple[float, int]:
+def _called(
+    op: tf.Operation, device: Device, step: Container[tf.Operation], sizes: InputSizes
+) -> tuple[float, int]:
     """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
     dearest, most = 0.0, 0
     for body in calls.bodies(op):
@@ -192,7 +246,7 @@ def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> 
             order.dependencies(t.op for t in outputs), key=created.__getitem__
         )
         inside = [one for one in needed if one.type != "Placeholder"]
-        shapes = Shapes(inside)
+        shapes = Shapes(inside, sizes)
         buffers = Buffers(inside, shapes)
         tensor_of, tensors = _numbered(inside, buffers)
         seconds = estimate_seconds(inside, shapes, device)
@@ -201,7 +255,7 @@ def _called(op: tf.Operation, device: Device, step: Container[tf.Operation]) -> 
         for one in inside:
             cost, workspace = seconds[one.name], scratch(one, shapes)
             if calls.bodies(one):
-                cost, workspace = _called(one, device, created)
+                cost, workspace = _called(one, device, created, sizes)
             reads, makes = _reads(one, tensor_of), _makes(one, tensor_of, buffers, created)
             steps.append(Op(one.name, tuple(reads), makes, cost, workspace))
         results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)

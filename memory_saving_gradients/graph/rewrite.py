@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Container, Iterator, Mapping, Sequence
 
@@ -70,7 +71,9 @@ def rewrite(
         order.check_acyclic(reading.operations[0].graph)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for place, tensor in {**before, **(moved or {})}.items():
-        rerouted.setdefault(place, tensor)
+        if place not in rerouted:
+            rerouted[place] = tensor
+            tf_private.can_be_undone(functools.partial(rerouted.pop, place))
 
 
 def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:

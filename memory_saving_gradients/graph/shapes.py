@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -15,14 +16,67 @@ from memory_saving_gradients.graph import calls
 NOMINAL_SIZES = (128, 840)
 
 
+class WrongSize(ValueError):
+    """A size that was given contradicts the graph."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSizes:
+    """What is known of the inputs of a step beside what its graph says.
+
+    Attributes:
+        batch: the first dimension of all inputs for which the graph leaves it unknown.
+        shapes: whole shapes of inputs, by the name of the op.
+        assumed: whether nobody said so.
+    """
+
+    batch: int | None = None
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    assumed: bool = False
+
+    def of(self, name: str, shape: Sequence[int | None], nominal: int) -> list[int]:
+        """The shape of an input, of which the graph knows `shape`."""
+        given = dict(self.shapes).get(name)
+        if given is not None:
+            return list(given)
+        first = [nominal if self.batch is None else self.batch]
+        sizes = [nominal if size is None else size for size in shape]
+        return first + sizes[1:] if shape and shape[0] is None else sizes
+
+    def times(self, factor: int, batch: int) -> InputSizes:
+        """The same for a batch so many times as large as `batch`."""
+        shapes = tuple(
+            (name, (factor * batch, *sizes[1:]) if sizes[:1] == (batch,) else sizes)
+            for name, sizes in self.shapes
+        )
+        return InputSizes(factor * batch, shapes)
+
+
+#: No size is known beside the graph.
+NOTHING_GIVEN = InputSizes()
+
+
 class Shapes:
     """The static shape of every tensor, with nominal sizes where the graph leaves them unknown.
 
     Args:
         operations: the ops of the step, of one graph.
+        given: what is known of its inputs.
+
+    Attributes:
+        given: the same.
+        batch_size: the size that stands for the first dimension of inputs where the graph leaves
+            that unknown; None if it leaves none.
+
+    Raises:
+        WrongSize: what is given contradicts the graph.
     """
 
-    def __init__(self, operations: Sequence[tf.Operation]) -> None:
+    def __init__(
+        self, operations: Sequence[tf.Operation], given: InputSizes = InputSizes()
+    ) -> None:
+        self.given = given
+        self.batch_size: int | None = None
         self._inferred: tf.Graph | None = None
         self._nominal_size = NOMINAL_SIZES[0]
         self._known: dict[str, list[int]] = {}
@@ -30,11 +84,23 @@ class Shapes:
         if not all(t.shape.is_fully_defined() for t in outputs if t.dtype.size):
             for size in NOMINAL_SIZES:
                 try:
-                    self._inferred = _with_known_inputs(operations[0].graph, size)
-                except ValueError:  # the size contradicts a shape that the graph demands
+                    self._inferred = _with_known_inputs(operations[0].graph, size, given)
+                except ValueError as error:  # the size contradicts a shape that the graph demands
+                    contradiction = error
                     continue
                 self._nominal_size = size
                 break
+            if self._inferred is None and (given.batch or given.shapes):
+                raise WrongSize(
+                    f"batch_size={given.batch or dict(given.shapes)} contradicts the graph: "
+                    f"{contradiction}"
+                )
+        for op in operations:
+            if op.type == "Placeholder" and op.outputs[0].shape.rank:
+                sizes = op.outputs[0].shape.as_list()
+                if sizes[0] is None:
+                    self.batch_size = given.of(op.name, sizes, self._nominal_size)[0]
+                    break
 
     def __call__(self, tensor: tf.Tensor) -> list[int]:
         """The shape of `tensor`; a tensor of unknown rank counts as a scalar."""
@@ -65,7 +131,7 @@ class Shapes:
                 graph = _with_shapes(body, known)
             except ValueError:  # an input of unknown rank counts as a scalar, and may be none
                 continue
-            inferred = Shapes(graph.get_operations())
+            inferred = Shapes(graph.get_operations(), self.given)
             for output, inside in zip(op.outputs, body.outputs, strict=True):
                 found[output.name] = inferred(graph.get_tensor_by_name(inside.name))
         return found
@@ -75,13 +141,13 @@ class Shapes:
         return math.prod(self(tensor)) * tensor.dtype.size
 
 
-def _with_known_inputs(graph: tf.Graph, size: int) -> tf.Graph:
+def _with_known_inputs(graph: tf.Graph, size: int, given: InputSizes) -> tf.Graph:
     """A copy of the graph whose inputs have known shapes, from which TensorFlow infers the rest."""
     known = {}
     for op in graph.get_operations():
         if op.type in ("Placeholder", "ReadVariableOp") and op.outputs[0].shape.rank is not None:
             sizes = op.outputs[0].shape.as_list()
-            known[op.name] = [size if one is None else one for one in sizes]
+            known[op.name] = given.of(op.name, sizes, size)
     return _with_shapes(graph, known)
 
 

@@ -228,14 +228,15 @@ def all_or_nothing() -> Iterator[None]:
         _undo.edits = around
 
 
-def _can_be_undone(take_back: Callable[[], object]) -> None:
+def can_be_undone(take_back: Callable[[], object]) -> None:
+    """Has an error within `all_or_nothing` call `take_back`."""
     if getattr(_undo, "edits", None) is not None:
         _undo.edits.append(take_back)
 
 
 def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Makes `tensor` the input `index` of `op`. `Operation._update_input`: 1.0 on."""
-    _can_be_undone(functools.partial(op._update_input, index, op.inputs[index]))
+    can_be_undone(functools.partial(op._update_input, index, op.inputs[index]))
     op._update_input(index, tensor)
 
 
@@ -244,8 +245,8 @@ def add_control_inputs(op: tf.Operation, before: Iterable[tf.Operation]) -> None
 
     `Operation._add_control_inputs` and `_remove_all_control_inputs`: 1.0 on.
     """
-    _can_be_undone(functools.partial(op._add_control_inputs, op.control_inputs))
-    _can_be_undone(op._remove_all_control_inputs)
+    can_be_undone(functools.partial(op._add_control_inputs, op.control_inputs))
+    can_be_undone(op._remove_all_control_inputs)
     op._add_control_inputs(list(before))
 
 
@@ -278,7 +279,7 @@ def set_unmerged(op: tf.Operation) -> None:
     """
     for name in UNMERGED:
         if name not in op.node_def.attr:
-            _can_be_undone(functools.partial(op._clear_attr, name))
+            can_be_undone(functools.partial(op._clear_attr, name))
         op._set_attr(name, attr_value_pb2.AttrValue(b=True))
 
 

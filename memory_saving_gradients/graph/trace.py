@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,43 +51,70 @@ def measure_ops(
     Raises:
         CannotMeasure: the step cannot be run so.
     """
-    graph_def = results[0].graph.as_graph_def()
-    fed: dict[str, np.ndarray] = {}
-    random = np.random.default_rng(0)
-    for op in operations:
-        if op.type == "Placeholder" or any(t.dtype == tf.resource for t in op.inputs):
-            fed |= {t.name: _value(t, shapes, random) for t in op.outputs if t.dtype != tf.resource}
-        elif op.type in ("VariableV2", "Variable"):
-            fed[op.outputs[0].name] = _value(op.outputs[0], shapes, random)
-    effects = {op.name for op in operations if not op.outputs}
-    for node in graph_def.node:
-        if node.name in effects:  # nothing but their order is wanted of them
-            node.op = "NoOp"
-            del node.input[:]
-            node.attr.clear()
     config = v1.ConfigProto(inter_op_parallelism_threads=1)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
     times: dict[str, float] = {}
     workspaces: collections.Counter[str] = collections.Counter()
+    with stand_ins(results, operations, shapes, config) as (session, tensors, fed):
+        fetches = [tensor.op for tensor in tensors]
+        session.run(fetches, fed)
+        for _ in range(_RUNS):
+            for node in _traced(session, fetches, fed):
+                name = node.node_name
+                seconds = (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9
+                times[name] = min(seconds, times.get(name, seconds))
+                workspaces[name] = max(workspaces[name], _scratch(node))
+    return {name: Measured(seconds, workspaces[name]) for name, seconds in times.items()}
+
+
+@contextlib.contextmanager
+def stand_ins(
+    results: Sequence[tf.Tensor],
+    operations: Iterable[tf.Operation],
+    shapes: Shapes,
+    config: tf.compat.v1.ConfigProto | None = None,
+) -> Iterator[tuple[tf.compat.v1.Session, list[tf.Tensor], dict[str, np.ndarray]]]:
+    """A session for a copy of the step, what to fetch, and what to feed.
+
+    Inputs and variables are stand-ins: small random numbers, zeros for integers.
+
+    Args:
+        results: the gradients.
+        operations: the ops that they need.
+        shapes: the shapes of their tensors.
+        config: the options of the session.
+
+    Raises:
+        CannotMeasure: the step cannot be run so.
+    """
+    graph_def = results[0].graph.as_graph_def()
+    fed: dict[str, np.ndarray] = {}
+    random = np.random.default_rng(0)
+    effects = set()
+    for op in operations:
+        if op.type == "Placeholder" or any(t.dtype == tf.resource for t in op.inputs):
+            fed |= {t.name: _value(t, shapes, random) for t in op.outputs if t.dtype != tf.resource}
+        elif op.type in ("VariableV2", "Variable"):
+            fed[op.outputs[0].name] = _value(op.outputs[0], shapes, random)
+        if not op.outputs:
+            effects.add(op.name)
+    for node in graph_def.node:
+        if node.name in effects:  # nothing but their order is wanted of them
+            node.op = "NoOp"
+            del node.input[:]
+            node.attr.clear()
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(graph_def, name="")
-        fetches = [graph.get_operation_by_name(t.op.name) for t in results]
+        fetches = [graph.get_tensor_by_name(t.name) for t in results]
         with v1.Session(graph=graph, config=config) as session:
             try:
-                session.run(fetches, fed)
-                for _ in range(_RUNS):
-                    for node in _traced(session, fetches, fed):
-                        name = node.node_name
-                        seconds = (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9
-                        times[name] = min(seconds, times.get(name, seconds))
-                        workspaces[name] = max(workspaces[name], _scratch(node))
+                yield session, fetches, fed
             except tf.errors.OpError as error:
                 raise CannotMeasure(
-                    'cost_model="measured" runs the plain step once with stand-ins for inputs and '
-                    f'variables, and that failed: {error.message} Use cost_model="analytical".'
+                    "the step was to be run with stand-ins for inputs and variables, and that "
+                    f'failed: {error.message} Leave out cost_model="measured" and verify=True.'
                 ) from error
-    return {name: Measured(seconds, workspaces[name]) for name, seconds in times.items()}
 
 
 def _traced(session: tf.compat.v1.Session, fetches: list[tf.Operation], fed: dict) -> list:

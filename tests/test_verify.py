@@ -1,0 +1,78 @@
+"""`verify=True`: the plan is held against a real run before the user's own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memory_saving_gradients as msg
+from memory_saving_gradients import BudgetError, get_plans, gradients, verify
+from test_models import Chain, CifarResNet, build_v1
+from tests.cases import assert_same
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize("batch", [32, None])
+def test_the_plan_says_what_a_run_took(graph, batch):
+    model = CifarResNet(20)
+    step = build_v1(model, batch)
+    gradients(step.loss, step.variables, memory_budget=0.6, batch_size=32, verify=True)
+    (plan,) = get_plans()
+    assert plan.measured_peak_bytes == pytest.approx(plan.peak_bytes, rel=0.05)
+    assert plan.measured_peak_bytes <= plan.budget_bytes
+    assert f"measured {plan.measured_peak_bytes / 1e6:.1f} MB" in str(plan)
+    assert plan.batch_size == (None if batch else 32)
+
+
+def test_a_missed_budget_is_planned_again(graph, monkeypatch):
+    def heavier(*args):
+        calls.append(real(*args))
+        return int(1.2 * calls[-1])
+
+    calls, real = [], verify.session_peak
+    monkeypatch.setattr(verify, "session_peak", heavier)
+    model = Chain(24, width=64)
+    step = build_v1(model, 1024)
+    ours = gradients(step.loss, step.variables, memory_budget=0.5, verify=True)
+    (plan,) = get_plans()
+    assert len(calls) == 2
+    assert plan.measured_peak_bytes <= plan.budget_bytes
+    assert plan.peak_bytes < 0.85 * plan.budget_bytes
+    plain = tf.gradients(step.loss, step.variables)
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        assert_same(*session.run([ours, plain], step.feed(model.example(1024))))
+
+
+def test_a_budget_that_no_run_keeps_leaves_the_graph_plain(graph, monkeypatch):
+    monkeypatch.setattr(verify, "session_peak", lambda *args: 10**9)
+    step = build_v1(Chain(24, width=64), 1024)
+    with pytest.raises(BudgetError, match="kept by no run .* measured peak is 1000.0 MB") as caught:
+        gradients(step.loss, step.variables, memory_budget=0.5, verify=True)
+    assert caught.value.lowest_peak_bytes == 10**9
+    assert not get_plans()
+    for op in graph.get_operations():
+        read = [t.op.name for t in op.inputs] + [before.name for before in op.control_inputs]
+        assert "recomputed" in op.name or not any("recomputed" in name for name in read)
+
+
+def test_fit_and_the_tape(capfd):
+    model = keras.Sequential([keras.layers.Dense(128, "tanh") for _ in range(12)])
+    model.compile("adam", "mse")
+    msg.keras.save_memory(model, verify=True)
+    x = np.zeros((512, 128), "float32")
+    model.fit(x, x, batch_size=256, verbose=0)
+    assert msg.keras.get_plans(model)[0].measured_peak_bytes
+
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        with msg.GradientTape(verify=True) as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(12):
+                y = tf.tanh(y)
+        return tape.gradient(y, x)
+
+    with pytest.warns(UserWarning, match="XLA runs this step"):
+        compiled(tf.ones((1000, 100)))
