@@ -10,8 +10,8 @@ from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
-from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
-from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 from memory_saving_gradients.why import unreachable
 
@@ -32,7 +32,7 @@ def decide(reading: Reading, wish: Wish) -> Plan:
     problem = reading.problem
     budget = wish.budget
     if isinstance(budget, float):
-        budget = int(budget * peak(reading, baseline(problem)))
+        budget = int(budget * plain_peak(problem))
     schedule, given = _schedule(reading, wish, budget)
     if budget is not None and peak(reading, schedule) > budget:
         raise unreachable(reading, schedule, budget, wish.most_runs != UNBOUNDED)
@@ -106,5 +106,5 @@ def is_worth_it(plan: Plan, reading: Reading, budgeted: bool) -> bool:
     """Whether a plan saves memory, so that it is to be applied."""
     if budgeted:
         return plan.peak_bytes < plan.baseline_peak_bytes
-    least = min(plan.baseline_peak_bytes, peak(reading, reading.perhaps))
+    least = min(plan.baseline_peak_bytes, reading.perhaps)
     return plan.peak_bytes < _WORTH_IT * least

@@ -8,7 +8,6 @@ import dataclasses
 import multiprocessing
 import os
 import re
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -253,8 +252,8 @@ def _status(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}")
 
 
-def step_times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The median seconds of each step, run in turns so that noise meets all alike.
+def step_times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """The seconds of each step in each round; they run in turns, so that noise meets all alike.
 
     Args:
         steps: the steps by name.
@@ -266,4 +265,4 @@ def step_times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, fl
             began = time.perf_counter()
             step()
             times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+    return times

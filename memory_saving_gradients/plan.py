@@ -17,7 +17,7 @@ import tensorflow as tf
 from memory_saving_gradients.planning.bounds import OneCutProgram
 from memory_saving_gradients.planning.keep import kept_tensors
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
-from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Plan:
         return cls(
             strategy=strategy,
             budget_bytes=budget_bytes,
-            baseline_peak_bytes=plain.peak,
+            baseline_peak_bytes=plain_peak(problem),
             peak_bytes=planned.peak,
             overhead=planned.cost / plain.cost - 1.0 if plain.cost else 0.0,
             checkpoints=tuple(dict.fromkeys([*given, *kept])),
@@ -150,7 +150,7 @@ class Plan:
         return dataclasses.replace(
             self,
             problem=problem,
-            baseline_peak_bytes=simulate(problem, baseline(problem)).peak,
+            baseline_peak_bytes=plain_peak(problem),
             peak_bytes=simulate(problem, self.schedule).peak,
             batch_size=batch_size,
             batch_assumed=False,

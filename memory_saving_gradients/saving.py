@@ -38,7 +38,7 @@ from memory_saving_gradients.graph.shapes import WrongSize
 from memory_saving_gradients.graph.trace import CannotMeasure
 from memory_saving_gradients.options import Options, Wish
 from memory_saving_gradients.plan import Plan, record_plan
-from memory_saving_gradients.planning.problem import baseline
+from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import shown
 from memory_saving_gradients.verify import verified
@@ -221,7 +221,7 @@ def _plan_and_rewrite(groups: Sequence[_Asked]) -> Iterator[tuple[_Asked, Plan, 
     highest = 0
     if len(groups) > 1 and any(isinstance(one.wish.budget, float) for one in groups):
         readings = (read(one.backward, one.wish.device, sizes=one.wish.sizes) for one in groups)
-        highest = max(peak(reading, baseline(reading.problem)) for reading in readings)
+        highest = max(plain_peak(reading.problem) for reading in readings)
     for one in groups:
         began = time.perf_counter()
         wish = one.wish
@@ -327,7 +327,7 @@ def _plan_with_branches(step: BackwardPass, wish: Wish, plain: Reading) -> Plan:
     added = reading.problem.costs.sum() / plain.problem.costs.sum()
     return dataclasses.replace(
         plan,
-        baseline_peak_bytes=peak(plain, baseline(plain.problem)),
+        baseline_peak_bytes=plain_peak(plain.problem),
         overhead=float((1 + plan.overhead) * added - 1),
     )
 
@@ -340,7 +340,7 @@ def _rewrite_inside(device: str, step: BackwardPass) -> None:
     """Plans and rewrites the step inside a branch."""
     reading = read(step, device)
     schedule = STRATEGIES["memory"](reading.problem)
-    if peak(reading, schedule) < peak(reading, baseline(reading.problem)):
+    if peak(reading, schedule) < plain_peak(reading.problem):
         rewrite(reading, schedule)
 
 

@@ -1,6 +1,8 @@
 """Measures every test model with `tf.gradients`, every strategy and budgets; the time to rewrite.
 
-Writes docs/benchmark.json, from which scripts/render_readme.py makes the tables of the README.
+In a default session: oneDNN as installed, all threads. Writes docs/benchmark.json, from which
+scripts/render_readme.py makes the tables of the README. With --laboratory there is one inter-op
+thread and no oneDNN, where kernels are deterministic, and docs/laboratory.json says what is equal.
 """
 
 from __future__ import annotations
@@ -10,20 +12,24 @@ import functools
 import json
 import os
 import platform
+import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+os.environ.update({"TF_ENABLE_ONEDNN_OPTS": "0"} if "--laboratory" in sys.argv else {})
 
+import keras
 import numpy as np
 import tensorflow as tf
 from rich.progress import track
 
 from memory_saving_gradients import (
     BudgetError,
+    GradientTape,
     get_plans,
     gradients,
     gradients_memory,
@@ -47,6 +53,8 @@ from test_models import (
     UNet,
     build_v1,
 )
+
+LABORATORY = "--laboratory" in sys.argv
 
 METHODS: dict[str, Callable[..., list]] = {
     "tf.gradients": tf.gradients,
@@ -107,7 +115,7 @@ def measure_model(
                 found[method] = {"unreachable": str(error)}
                 continue
             fetches = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
-            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
+            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=int(LABORATORY))
             session = tf.compat.v1.Session(config=config)
             session.run(tf.compat.v1.global_variables_initializer())
         feed = step.feed(model.example(batch))
@@ -116,8 +124,10 @@ def measure_model(
         steps[method] = functools.partial(session.run, fetches, feed)
         found[method] = {
             "peak_bytes": measure.session_peak(session, fetches, feed),
-            "bit_equal": all(np.array_equal(a, b) for a, b in zip(values, plain, strict=True)),
         }
+        if LABORATORY:
+            pairs = zip(values, plain, strict=True)
+            found[method]["bit_equal"] = all(np.array_equal(a, b) for a, b in pairs)
         for plan in get_plans(graph)[-1:]:
             found[method] |= {
                 "predicted_bytes": plan.peak_bytes,
@@ -127,16 +137,20 @@ def measure_model(
                 "planning_seconds": plan.seconds,
             }
             found["tf.gradients"]["predicted_bytes"] = plan.baseline_peak_bytes
-    for method, seconds in measure.step_times(steps, rounds).items():
-        found[method]["seconds"] = seconds
+    times = measure.step_times(steps, rounds)
+    for method, seconds in times.items():
+        ratios = [
+            ours / theirs for ours, theirs in zip(seconds, times["tf.gradients"], strict=True)
+        ]
+        found[method]["seconds"] = statistics.median(seconds)
+        found[method]["time_ratio"] = statistics.quantiles(ratios, n=4)
     return found
 
 
-def rewriting_time(layers: int) -> dict[str, float]:
-    """Seconds that `tf.gradients` takes on a chain, and those that its rewriting adds."""
+def rewriting_time(make: Callable[[], Model], batch: int) -> dict[str, float]:
+    """Seconds that `tf.gradients` takes on a model, and those that its rewriting adds."""
     with tf.Graph().as_default() as graph:
-        model = Chain(layers, width=16)
-        step = build_v1(model, 256)
+        step = build_v1(make(), batch)
         ops = len(graph.get_operations())
         began = time.perf_counter()
         tf.gradients(step.loss, step.variables)
@@ -145,26 +159,58 @@ def rewriting_time(layers: int) -> dict[str, float]:
         return {"ops": ops, "tf_gradients": plain, "ours": get_plans(graph)[-1].seconds}
 
 
+def keras_rewriting_time() -> dict[str, float]:
+    """The same with the tape, for EfficientNetV2-B0 of Keras."""
+    model = keras.applications.EfficientNetV2B0(weights=None, input_shape=(96, 96, 3))
+    taken: dict[str, float] = {}
+
+    @tf.function(autograph=False)
+    def step(images: tf.Tensor) -> list:
+        with tf.GradientTape() as plain, GradientTape() as ours:
+            loss = tf.reduce_mean(model(images, training=True))
+        taken["ops"] = len(loss.graph.get_operations())
+        began = time.perf_counter()
+        plain.gradient(loss, model.trainable_variables)
+        taken["tf_gradients"] = time.perf_counter() - began
+        return ours.gradient(loss, model.trainable_variables)
+
+    graph = step.get_concrete_function(tf.TensorSpec((16, 96, 96, 3))).graph
+    return taken | {"ours": get_plans(graph)[-1].seconds}
+
+
+#: What the rewriting is timed on.
+REWRITTEN: dict[str, tuple[Callable[[], Model], int]] = {
+    **{
+        f"chain, {layers:,} layers": (functools.partial(Chain, layers, width=16), 256)
+        for layers in (52, 526, 1052)
+    },
+    **{label: MODELS[label] for label in MODELS if label.startswith(("ResNet-56", "ResNet-110"))},
+    "GPT, 6 layers, batch 8": (GPT, 8),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--laboratory", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(MODELS), help="keep the other results")
-    parser.add_argument("--output", type=Path, default=Path("docs/benchmark.json"))
     options = parser.parse_args()
-    before = json.loads(options.output.read_text()) if options.only else {"models": {}}
-    results = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}",
-        "models": before["models"]
-        | {
-            label: measure_model(*MODELS[label], methods_for(label), options.rounds)
-            for label in track(options.only or MODELS, description="models")
-        },
-        "rewriting": [
-            rewriting_time(layers) for layers in track((10, 52, 526, 1052), description="rewriting")
-        ][1:],  # the first one warms up
-    }
-    options.output.parent.mkdir(exist_ok=True)
-    options.output.write_text(json.dumps(results, indent=1) + "\n")
+    output = Path("docs/laboratory.json" if LABORATORY else "docs/benchmark.json")
+    results = json.loads(output.read_text()) if options.only else {"models": {}}
+    results["machine"] = (
+        f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"
+    )
+    for label in track(options.only or MODELS, description="models"):
+        methods = METHODS if LABORATORY else methods_for(label)
+        results["models"][label] = measure_model(*MODELS[label], methods, options.rounds)
+        output.write_text(json.dumps(results, indent=1) + "\n")
+    if not LABORATORY:
+        rewriting_time(Chain, 256)  # warms up
+        results["rewriting"] = {
+            label: rewriting_time(*what) for label, what in track(REWRITTEN.items())
+        }
+        results["rewriting"]["EfficientNetV2-B0 of Keras"] = keras_rewriting_time()
+    output.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

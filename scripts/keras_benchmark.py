@@ -11,12 +11,12 @@ import json
 import os
 import platform
 import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import keras
 import tensorflow as tf
@@ -55,13 +55,12 @@ def compiled(label: str, method: str, jit: bool) -> tuple[keras.Model, Any, Any]
 
 def make_fit(label: str, method: str, jit: bool) -> Fit:
     """`fit` on one batch."""
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     model, x, y = compiled(label, method, jit)
     return functools.partial(model.fit, x, y, batch_size=len(x), verbose=0)
 
 
-def times(label: str, methods: list[str], jit: bool, rounds: int) -> dict[str, float]:
-    """Seconds of a step of each method, in one process, in turns."""
+def times(label: str, methods: list[str], jit: bool, rounds: int) -> dict[str, list[float]]:
+    """Seconds of the steps of each method, in one process, in turns."""
     steps: dict[str, Fit] = {}
     for method in methods:
         model, x, y = compiled(label, method, jit)
@@ -86,7 +85,7 @@ def measure_model(label: str, jit: bool, rounds: int) -> dict[str, dict]:
             found[method] = {"error": re.sub(r"\x1b\[\d+m|\s+", " ", str(error))}
     works = [method for method in METHODS if "error" not in found[method]]
     for method, seconds in times(label, works, jit, rounds).items():
-        found[method]["seconds"] = seconds
+        found[method]["seconds"] = statistics.median(seconds)
     for method in [method for method in OURS if method in works]:
         model, x, y = compiled(label, method, jit)
         model.train_on_batch(x, y)
@@ -108,7 +107,6 @@ def main() -> None:
     parser.add_argument("--jit", choices=["yes", "no", "both"], default="both")
     parser.add_argument("--output", type=Path, default=Path("docs/keras.json"))
     options = parser.parse_args()
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     results = json.loads(options.output.read_text()) if options.output.exists() else {}
     results["machine"] = (
         f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}, "

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,10 @@ def compare(
         peaks[method] = trainer.peak(data[-1])
     for trainer in trainers.values():
         trainer.session.close()
-    return [Row(depth, m, peaks[m], seconds[m], differences[m], losses[m]) for m in methods]
+    return [
+        Row(depth, m, peaks[m], statistics.median(seconds[m]), differences[m], losses[m])
+        for m in methods
+    ]
 
 
 def table(rows: Sequence[Row]) -> Table:

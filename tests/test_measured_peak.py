@@ -23,7 +23,7 @@ RATIOS = {
 }
 
 
-def measured(make, batch, differentiate, threads=1):
+def measured(make, batch, differentiate, threads=0):
     """Measured peak and plan of one step in a session."""
     model = make()
     with tf.Graph().as_default() as graph:
@@ -67,7 +67,7 @@ def test_predicted_peak_is_the_measured_one_and_memory_drops(name, record_proper
 )
 def test_measured_peak_keeps_the_budget(name, share):
     peak, plan = measured(*MODELS[name], functools.partial(gradients, memory_budget=share))
-    assert peak <= 1.05 * plan.budget_bytes
+    assert peak <= 1.02 * plan.budget_bytes
 
 
 @pytest.mark.slow

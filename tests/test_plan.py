@@ -136,7 +136,8 @@ def test_other_batches_are_foretold(graph):
     x, loss, weights = deep(None)
     grads = gradients(loss, weights, checkpoints="memory", batch_size=512)
     (plan,) = get_plans()
-    assert plan.batch_size == 512 and not plan.batch_assumed
+    assert plan.batch_size == 512
+    assert not plan.batch_assumed
     assert "for a batch of 512, " in str(plan)
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
@@ -149,10 +150,11 @@ def test_other_batches_are_foretold(graph):
 
 def test_without_a_hint_a_plan_is_good_for_many_batches(graph):
     """At the nominal size the gradients of weights are all, and a plan for it would cost memory."""
-    x, loss, weights = deep(None)
+    _x, loss, weights = deep(None)
     gradients(loss, weights, checkpoints="memory")
     (plan,) = get_plans()
-    assert plan.batch_assumed and "(assumed; say batch_size=)" in str(plan)
+    assert plan.batch_assumed
+    assert "(assumed; say batch_size=)" in str(plan)
     for batch in (16, 64, 256, 1024, 4096):
         there = plan.at(batch)
         assert there.peak_bytes <= 1.01 * there.baseline_peak_bytes

@@ -48,7 +48,9 @@ def test_a_missed_budget_is_planned_again(graph, monkeypatch):
 def test_a_budget_that_no_run_keeps_leaves_the_graph_plain(graph, monkeypatch):
     monkeypatch.setattr(verify, "session_peak", lambda *args: 10**9)
     step = build_v1(Chain(24, width=64), 1024)
-    with pytest.raises(BudgetError, match="kept by no run .* measured peak is 1000.0 MB") as caught:
+    with pytest.raises(
+        BudgetError, match=r"kept by no run .* measured peak is 1000.0 MB"
+    ) as caught:
         gradients(step.loss, step.variables, memory_budget=0.5, verify=True)
     assert caught.value.lowest_peak_bytes == 10**9
     assert not get_plans()

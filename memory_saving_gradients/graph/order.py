@@ -7,6 +7,7 @@ import graphlib
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import networkx as nx
 import tensorflow as tf
@@ -140,13 +141,17 @@ def planned(
     return list(nx.lexicographical_topological_sort(graph, key=key))
 
 
+#: An op begins (True) or ends (False).
+Event: TypeAlias = tuple[tf.Operation, bool]
+
+
 def executed(
     graph: nx.DiGraph,
     operations: Sequence[tf.Operation],
     seconds: Mapping[str, float],
     threads: int,
-) -> tuple[list[tf.Operation], list[tf.Operation]]:
-    """Two orders in which TensorFlow's executor may run ops that nothing else orders.
+) -> tuple[list[Event], list[Event]]:
+    """Two ways in which TensorFlow's executor may run ops that nothing else orders.
 
     Of the ops that an op made ready, its thread goes on with one and puts the others on its stack;
     idle threads take the oldest of other stacks (`executor.cc`, and Eigen's pool). So one thread
@@ -161,7 +166,7 @@ def executed(
         threads: how many take ops.
 
     Returns:
-        The likely order, in which the ops that wait for nothing run as they are given; and one in
+        The likely course, in which the ops that wait for nothing run as they are given; and one in
         which those run first whose way to the end is the shortest. Grappler's folding of constants
         can bring that about; the backward passes of several losses then run one by one, and early.
     """
@@ -183,13 +188,13 @@ def _in_threads(
     to_end: dict[tf.Operation, tuple[int, int]],
     seconds: Mapping[str, float],
     threads: int,
-) -> list[tf.Operation]:
-    """The order in which threads begin ops, of which those that wait for nothing are `begins`."""
+) -> list[Event]:
+    """When threads begin and end ops, of which those that wait for nothing are `begins`."""
     waiting = dict(graph.in_degree)
     own: list[collections.deque[tf.Operation]] = [collections.deque() for _ in range(threads)]
     at_once: list[collections.deque[tf.Operation]] = [collections.deque() for _ in range(threads)]
     own[0].extend(begins)
-    order = []
+    events: list[Event] = []
     ends: list[tuple[float, int, int, tf.Operation]] = []  # when, a number, thread, op
     idle = list(range(threads))
     now = 0.0
@@ -199,12 +204,13 @@ def _in_threads(
             if mine or oldest:
                 op = mine.popleft() if mine else oldest.pop()
                 idle.remove(thread)
-                order.append(op)
+                events.append((op, True))
                 end = now + seconds.get(op.name, 0.0)
-                heapq.heappush(ends, (end, len(order), thread, op))
+                heapq.heappush(ends, (end, len(events), thread, op))
         if not ends:
-            return order
+            return events
         now, _, thread, op = heapq.heappop(ends)
+        events.append((op, False))
         idle.append(thread)
         dear: list[tf.Operation] = []
         for after in sorted(graph.successors(op), key=to_end.__getitem__):

@@ -17,7 +17,7 @@ from memory_saving_gradients.graph.devices import Device, described
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
-from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
 
 # What opens and closes a v1 loop or branch.
 _SWITCHES = frozenset({"Switch", "RefSwitch"})
@@ -40,7 +40,7 @@ class Reading:
             tensor that it shows. Tensors left out of the problem are not here.
         like_weights: the tensors, by index, of the backward pass that have the shape of a
             variable: gradients of weights, mostly.
-        perhaps: another order in which the plain step may run, which is sometimes the real one.
+        perhaps: the peak of another course that the plain step may take, sometimes the real one.
         new: names of the ops that differentiation made and the step needs.
         unused: names of the ops that differentiation made in vain.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
@@ -56,7 +56,7 @@ class Reading:
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
     like_weights: frozenset[int]
-    perhaps: list[int]
+    perhaps: int
     new: frozenset[str]
     unused: frozenset[str]
     unordered: frozenset[str]
@@ -135,12 +135,13 @@ def read(
     index_of = {op: i for i, op in enumerate(kept_ops)}
     threads = 1 if on_gpu or step.for_xla else kernels.threads()
     executed, perhaps = (
-        [index_of[op] for op in ops if op in index_of]
-        for ops in order.executed(graph, ordered, seconds, threads)
+        [index_of[op] if begins else ~index_of[op] for op, begins in events if op in index_of]
+        for events in order.executed(graph, ordered, seconds, threads)
     )
     if sum(tf_private.is_seed(op) for op in backward if op in step.new) == 1:
         perhaps = executed  # a single loss has a single order
     problem = Problem(tuple(problem_ops), tuple(tensors), kept, tuple(executed))
+    other = dataclasses.replace(problem, as_executed=tuple(perhaps))
     new = frozenset(op.name for op in operations if op in step.new)
     return Reading(
         step=step,
@@ -148,7 +149,7 @@ def read(
         operations=kept_ops,
         tensor_of=tensor_of,
         like_weights=_like_weights(operations, backward, tensor_of, shapes),
-        perhaps=perhaps,
+        perhaps=plain_peak(other),
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
         unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),

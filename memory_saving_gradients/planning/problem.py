@@ -83,8 +83,8 @@ class Problem:
             (such a tensor is there from the start).
         tensors: every tensor that an op reads or makes.
         results: tensors that live to the end of the step (the gradients).
-        as_executed: the order in which the ops run without any recomputation; by default the
-            order of `ops`.
+        as_executed: what happens without any recomputation, in the order of time: i where op i
+            begins, ~i where it ends. By default the ops run one by one.
     """
 
     ops: tuple[Op, ...]
@@ -218,5 +218,5 @@ Schedule = Sequence[int] | np.ndarray
 
 
 def baseline(problem: Problem) -> Schedule:
-    """The schedule without recomputation: every op once."""
-    return problem.as_executed or range(len(problem.ops))
+    """The schedule without recomputation: every op once, in the order in which they begin."""
+    return [i for i in problem.as_executed if i >= 0] or range(len(problem.ops))

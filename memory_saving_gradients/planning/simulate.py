@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,3 +104,39 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     timeline = live[: len(runs)].cumsum() + problem.workspaces[runs] - reused
     cost = float(problem.costs[runs].sum())
     return Simulation(timeline, cost, tensor, made, last, entries, begins)
+
+
+def plain_peak(problem: Problem) -> int:
+    """The most bytes alive at once in the step without recomputation, where ops may overlap.
+
+    What an op makes, and its scratch space, is there from its beginning; what it reads last goes
+    with its end.
+    """
+    if not problem.as_executed:
+        return simulate(problem, baseline(problem)).peak
+    reads = [[t for t in op.inputs if t in problem.made_here] for op in problem.ops]
+    left = [0] * len(problem.tensors)  # readers that have not ended
+    for tensors in reads:
+        for tensor in tensors:
+            left[tensor] += 1
+    size = problem.sizes.tolist()
+    owed = [0] * len(problem.ops)  # what an op gives back at its end
+    held = peak = 0
+    for event in problem.as_executed:
+        index = event if event >= 0 else ~event
+        op = problem.ops[index]
+        if event >= 0:
+            dying = [t for t in reads[index] if left[t] == 1 and t not in problem.results]
+            made = [size[t] for t in op.outputs]
+            lent = [size[t] for t in dying if op.in_place and size[t] in made]
+            unread = sum(size[t] for t in op.outputs if not left[t] and t not in problem.results)
+            owed[index] = op.workspace + unread - max(lent, default=0)
+            held += sum(made) + op.workspace - max(lent, default=0)
+            peak = max(peak, held)
+        else:
+            for tensor in reads[index]:
+                left[tensor] -= 1
+                if not left[tensor] and tensor not in problem.results:
+                    held -= size[tensor]
+            held -= owed[index]
+    return peak
