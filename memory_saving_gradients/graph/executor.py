@@ -71,6 +71,7 @@ def hold(
     ops = [copies[run.copy] if run.copy else run.op for run in runs]
     first = next((i for i, run in enumerate(runs) if run.in_backward), len(runs))
     late = {*copies.values(), *ops[first:]}
+    gradients = {run.op for run in runs[first:] if not run.copy}
     before = _made_before(reading, schedule)
     out = {*as_plain, *reading.unordered}
     takes_part = [run.op.name not in out and run.op.type != "BiasAddGrad" for run in runs]
@@ -94,7 +95,7 @@ def hold(
                 if not any(takes_part[j] for j in inside):
                     waiting[i] = _data(ops[i]) if calls.calls(ops[i]) else []
             elif runs[i].op.name in as_plain:
-                held = _early(ops[i], late)
+                held = _early(ops[i], late, late if runs[i].copy else gradients)
                 if held:
                     waiting[i] = held
                 readers = {reader for t in ops[i].outputs for reader in t.consumers()}
@@ -166,11 +167,15 @@ def _data(op: tf.Operation) -> list[int]:
     return [i for i, t in enumerate(op.inputs) if t.dtype not in kernels.HANDLES]
 
 
-def _early(op: tf.Operation, late: set[tf.Operation]) -> list[int]:
-    """The inputs by which an op without edges is held back in the backward pass."""
-    if late.isdisjoint(t.op for t in op.inputs):
+def _early(op: tf.Operation, late: set[tf.Operation], factors: set[tf.Operation]) -> list[int]:
+    """The inputs by which an op without edges is held back in the backward pass.
+
+    Of x**3 Grappler makes x * x**2, and merges that square with the one of the gradient; then it
+    would live from the one to the other.
+    """
+    if op.type == "Pow" or late.isdisjoint(t.op for t in op.inputs):
         return [0]
-    return grappler.multiplied(op, late)
+    return grappler.multiplied(op, factors)
 
 
 def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Operation]) -> None:

@@ -56,7 +56,7 @@ def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
 
     Args:
         op: an op of the backward pass.
-        late: the ops that run in the backward pass.
+        late: the ops that need no holding back.
     """
     if ASSOCIATIVE.get(op.type) != "product":
         return []

@@ -155,6 +155,9 @@ def workspace(
         one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
         images = 1 if one_image else math.ceil(_L3_BYTES / size / work)
         return images * unrolled * size
+    if op.type == "Pow" and tf.get_static_value(op.inputs[1]) == 3:
+        # Grappler makes x * x**2 of it.
+        return math.prod(shape(op.outputs[0])) * size
     if op.type == "Einsum" and len(op.inputs) == 2:
         equation = op.get_attr("equation").decode()
         operands = [math.prod(shape(tensor)) for tensor in op.inputs]
