@@ -15,7 +15,7 @@ from memory_saving_gradients import get_plans
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-KERAS, TAPE, PATCH, NEW_CODE, OLD_CODE, CHECKPOINTS, BUDGET, PLAN = re.findall(
+KERAS, TAPE, PATCH, NEW_CODE, OLD_CODE, CHECKPOINTS, BUDGET, PLAN, SIZES = re.findall(
     r"```python\n(.*?)```", README, re.DOTALL
 )
 
@@ -44,6 +44,16 @@ for i in range(12):
     h = tf.add(h, 0.0, name=f"block{i}/add")
 loss, variables = tf.reduce_mean(h), [weight]
 """
+UNKNOWN_SIZES = """
+tf.compat.v1.reset_default_graph()
+graph = tf.compat.v1.get_default_graph()
+tokens = tf.compat.v1.placeholder(tf.int32, (None, None), "tokens")
+table = tf.Variable(tf.zeros((64, 32)))
+h = tf.nn.embedding_lookup(table, tokens)
+for i in range(12):
+    h = tf.tanh(tf.sin(h))
+loss, variables = tf.reduce_mean(h), [table]
+"""
 EXAMPLES = {
     "Keras and the patch": KERAS + PATCH,
     "tape": TAPE,
@@ -51,6 +61,7 @@ EXAMPLES = {
     "old code": OLD_CODE,
     "checkpoints": GIVEN + CHECKPOINTS,
     "budget and plan": GIVEN + BUDGET + PLAN,
+    "batch sizes": GIVEN + UNKNOWN_SIZES + SIZES,
 }
 
 
@@ -96,7 +107,7 @@ def test_new_code_prints_a_plan_that_saves(capsys, tmp_path):
 
 
 def test_old_code_saves_through_minimize(graph, monkeypatch):
-    for module in (tf, tf_gradients):
+    for module in (tf.compat.v1, tf_gradients):
         monkeypatch.setattr(module, "gradients", module.gradients)  # to be put back
     exec(OLD_CODE, {})
     h = tf.compat.v1.placeholder(tf.float32, (256, 64))
@@ -104,7 +115,8 @@ def test_old_code_saves_through_minimize(graph, monkeypatch):
     for _ in range(12):
         h = tf.tanh(tf.matmul(h, w))
     tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(h**2))
-    assert get_plans(graph)
+    tf.compat.v1.gradients(tf.reduce_mean(h), w)
+    assert len(get_plans(graph)) == 2
 
 
 def test_every_way_to_choose_checkpoints(graph):
