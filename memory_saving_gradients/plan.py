@@ -124,12 +124,13 @@ class Plan:
             ValueError: the graph knows the sizes of all inputs, so that there is no other size.
 
         Example:
+            >>> from memory_saving_gradients import gradients_memory
             >>> with tf.Graph().as_default() as graph:
             ...     x = tf.compat.v1.placeholder(tf.float32, (None, 1000))
             ...     y = x
             ...     for _ in range(16):
             ...         y = tf.tanh(y)
-            ...     grads = memory_saving_gradients.gradients_memory(y, x, batch_size=64)
+            ...     grads = gradients_memory(y, x, batch_size=64)
             >>> plan = get_plans(graph)[-1]
             >>> plan.at(128).peak_bytes == 2 * plan.peak_bytes
             True

@@ -47,7 +47,8 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
         ways.append("raise max_recompute")
     if 2 * weights < all_bytes:
         ways.append("make the batch smaller")
-    advice = f"{', or '.join(ways)}.".capitalize()
+    ways[0] = ways[0][0].upper() + ways[0][1:]
+    advice = f"{', or '.join(ways)}."
     if 2 * weights >= all_bytes:
         advice += (
             f" {weights / all_bytes:.0%} of it are gradients of weights, which no smaller batch "

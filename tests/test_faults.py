@@ -15,6 +15,7 @@ from memory_saving_gradients import (
     get_plans,
     gradients,
     gradients_memory,
+    plan,
     saving,
 )
 from memory_saving_gradients.graph import calls, executor, gate, grappler, kernels, read, rewrite
@@ -37,7 +38,7 @@ STEPS = {
     "the estimate of costs": (read, "estimate_seconds", 1),
     "scratch space": (kernels, "workspace", 20),
     "loops and branches": (calls, "calls", 30),
-    "the simulator": (decide, "simulate", 1),
+    "the simulator": (plan, "simulate", 1),
     "the strategy": (strategies.STRATEGIES, "memory", 1),
     "what Grappler would do": (grappler, "left_alone", 1),
     "the schedule's first entry": (rewrite._Edits, "add_run", 1),

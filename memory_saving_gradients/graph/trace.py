@@ -113,7 +113,7 @@ def stand_ins(
             except tf.errors.OpError as error:
                 raise CannotMeasure(
                     "the step was to be run with stand-ins for inputs and variables, and that "
-                    f'failed: {error.message} Leave out cost_model="measured" and verify=True.'
+                    f'failed: {error.message} Use cost_model="analytical" and no verify=True.'
                 ) from error
 
 

@@ -114,11 +114,12 @@ def compare(model, way):
     except Exception as error:
         raise PlainFails(str(error)) from error
     options = dict(WAYS[way])
-    try:
-        ours = fit(model, options)
-    except BudgetError as error:
-        options = {"memory_budget": f"{error.lowest_peak_bytes}B"}
-        ours = fit(model, options)
+    for _ in range(3):  # Keras traces a step twice where metrics are built by the first
+        try:
+            ours = fit(model, options)
+            break
+        except BudgetError as error:
+            options = {"memory_budget": f"{error.lowest_peak_bytes}B"}
     if not same(ours, plain):
         hypothesis.event("Grappler rounds otherwise")
         with without_grappler():
