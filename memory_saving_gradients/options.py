@@ -124,6 +124,8 @@ class Options:
         )
         if self.plan is not None:
             plan = self.plan if isinstance(self.plan, Plan) else Plan.load(self.plan)
+            if sizes.assumed and plan.batch_size is not None:
+                wish = dataclasses.replace(wish, sizes=InputSizes(plan.batch_size))
             return dataclasses.replace(wish, plan=plan)
         if self.memory_budget is not None:
             wish = dataclasses.replace(

@@ -194,3 +194,17 @@ def test_a_graph_that_knows_its_sizes_has_no_other(graph):
     assert plan.batch_size is None
     with pytest.raises(ValueError, match="one size"):
         plan.at(128)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 512}])
+def test_a_plan_knows_the_batch_that_it_is_for(tmp_path, options):
+    path = tmp_path / "plan.json"
+    found = []
+    for chosen in ({"checkpoints": "memory", **options}, {"plan": path}):
+        with tf.Graph().as_default():
+            _, loss, weights = deep(None)
+            gradients(loss, weights, **chosen)
+            found.append(get_plans()[-1])
+            found[0].save(path)
+    assert found[0].schedule == found[1].schedule
+    assert found[0].batch_size == found[1].batch_size

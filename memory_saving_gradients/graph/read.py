@@ -69,7 +69,7 @@ def read(
     step: BackwardPass,
     device: str = "cpu",
     cost_model: str = "analytical",
-    sizes: InputSizes = InputSizes(),  # noqa: B008
+    sizes: InputSizes = NOTHING_GIVEN,
 ) -> Reading:
     """Reads a step: the ops that its results need, and those beside.
 
