@@ -150,8 +150,9 @@ def executed(
     operations: Sequence[tf.Operation],
     seconds: Mapping[str, float],
     threads: int,
-) -> tuple[list[Event], list[Event]]:
-    """Two ways in which TensorFlow's executor may run ops that nothing else orders.
+    early_last: bool = False,
+) -> list[Event]:
+    """How TensorFlow's executor may run ops that nothing else orders.
 
     Of the ops that an op made ready, its thread goes on with one and puts the others on its stack;
     idle threads take the oldest of other stacks (`executor.cc`, and Eigen's pool). So one thread
@@ -165,21 +166,18 @@ def executed(
         seconds: what ops take, by name; ops that are not there are cheap.
         threads: how many take ops.
 
-    Returns:
-        The likely course, in which the ops that wait for nothing run as they are given; and one in
-        which those run first whose way to the end is the shortest. Grappler's folding of constants
-        can bring that about; the backward passes of several losses then run one by one, and early.
+        early_last: whether, of the ops that wait for nothing, those run first whose way to the end
+            is the shortest. Grappler's folding of constants can bring that about; the backward
+            passes of several losses then run one by one, and early. Else they run as given.
     """
     to_end: dict[tf.Operation, tuple[int, int]] = {}  # the place only makes the order definite
     for place, op in reversed(list(enumerate(operations))):
         ways = (to_end[after][0] for after in graph.successors(op))
         to_end[op] = 1 + max(ways, default=0), place
     begins = [op for op in operations if not graph.in_degree(op)]
-    early_last = sorted(begins, key=lambda op: to_end[op][0])
-    return (
-        _in_threads(graph, begins, to_end, seconds, threads),
-        _in_threads(graph, early_last, to_end, seconds, threads),
-    )
+    if early_last:
+        begins.sort(key=lambda op: to_end[op][0])
+    return _in_threads(graph, begins, to_end, seconds, threads)
 
 
 def _in_threads(

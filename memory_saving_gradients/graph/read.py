@@ -134,14 +134,17 @@ def read(
     kept = frozenset(tensor_of[t.name] for t in step.results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
     threads = 1 if on_gpu or step.for_xla else kernels.threads()
-    executed, perhaps = (
-        [index_of[op] if begins else ~index_of[op] for op, begins in events if op in index_of]
-        for events in order.executed(graph, ordered, seconds, threads)
-    )
-    if sum(tf_private.is_seed(op) for op in backward if op in step.new) == 1:
-        perhaps = executed  # a single loss has a single order
-    problem = Problem(tuple(problem_ops), tuple(tensors), kept, tuple(executed))
-    other = dataclasses.replace(problem, as_executed=tuple(perhaps))
+
+    def course(early_last: bool) -> tuple[int, ...]:
+        events = order.executed(graph, ordered, seconds, threads, early_last)
+        numbered = ((index_of[op], begins) for op, begins in events if op in index_of)
+        return tuple(index if begins else ~index for index, begins in numbered)
+
+    problem = Problem(tuple(problem_ops), tuple(tensors), kept, course(early_last=False))
+    other = problem
+    if sum(tf_private.is_seed(op) for op in backward if op in step.new) != 1:
+        # A single loss has a single order; several may be taken one by one.
+        other = dataclasses.replace(problem, as_executed=course(early_last=True))
     new = frozenset(op.name for op in operations if op in step.new)
     return Reading(
         step=step,

@@ -80,8 +80,7 @@ class Shapes:
         self._inferred: tf.Graph | None = None
         self._nominal_size = NOMINAL_SIZES[0]
         self._known: dict[str, list[int]] = {}
-        outputs = (t for op in operations for t in op.outputs)
-        if not all(t.shape.is_fully_defined() for t in outputs if t.dtype.size):
+        if any(_is_open(op) for op in operations):
             for size in NOMINAL_SIZES:
                 try:
                     self._inferred = _with_known_inputs(operations[0].graph, size, given)
@@ -141,11 +140,20 @@ class Shapes:
         return math.prod(self(tensor)) * tensor.dtype.size
 
 
+def _is_open(op: tf.Operation) -> bool:
+    """Whether `op` is an input of which the graph leaves a dimension unknown."""
+    shape = op.outputs[0].shape if op.type in _INPUTS else tf.TensorShape([])
+    return shape.rank is not None and not shape.is_fully_defined()
+
+
+_INPUTS = ("Placeholder", "ReadVariableOp")
+
+
 def _with_known_inputs(graph: tf.Graph, size: int, given: InputSizes) -> tf.Graph:
     """A copy of the graph whose inputs have known shapes, from which TensorFlow infers the rest."""
     known = {}
     for op in graph.get_operations():
-        if op.type in ("Placeholder", "ReadVariableOp") and op.outputs[0].shape.rank is not None:
+        if op.type in _INPUTS and op.outputs[0].shape.rank is not None:
             sizes = op.outputs[0].shape.as_list()
             known[op.name] = given.of(op.name, sizes, size)
     return _with_shapes(graph, known)

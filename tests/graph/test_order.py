@@ -82,9 +82,9 @@ def test_threads_begin_ops_when_what_they_wait_for_has_ended(graph, threads):
     needed = order.dependencies(g.op for g in grads)
     operations = list(nx.topological_sort(needed))
     seconds = {op.name: 1.0 for op in operations if op.type in ("MatMul", "Tanh", "TanhGrad")}
-    for course in order.executed(needed, operations, seconds, threads):
+    for early_last in (False, True):
         running, done, most = set(), set(), 0
-        for op, begins in course:
+        for op, begins in order.executed(needed, operations, seconds, threads, early_last):
             if begins:
                 assert done.issuperset(needed.predecessors(op))
                 running.add(op)
