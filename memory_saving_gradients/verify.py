@@ -72,7 +72,7 @@ def verified(reading: Reading, plan: Plan, wish: Wish) -> Plan:
 def _measured(reading: Reading) -> int:
     """The peak of a run of the step as it is now, in bytes."""
     operations = order.dependencies(t.op for t in reading.step.results)
-    shapes = Shapes(reading.operations, reading.sizes)
+    shapes = Shapes([*operations], reading.sizes)
     with stand_ins(reading.step.results, operations, shapes) as (session, fetches, fed):
         session.run(fetches, fed)
         return session_peak(session, fetches, fed)

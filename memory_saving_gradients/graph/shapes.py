@@ -80,7 +80,7 @@ class Shapes:
         self._inferred: tf.Graph | None = None
         self._nominal_size = NOMINAL_SIZES[0]
         self._known: dict[str, list[int]] = {}
-        if any(_is_open(op) for op in operations):
+        if operations and any(map(_is_open, operations[0].graph.get_operations())):
             for size in NOMINAL_SIZES:
                 try:
                     self._inferred = _with_known_inputs(operations[0].graph, size, given)
@@ -111,8 +111,8 @@ class Shapes:
                 # Of two unknown dimensions one is rarely as large as the other.
                 partly = shape.rank is not None and shape.as_list().count(None) == 1
                 shape = shape if partly and inferred.rank is None else inferred
-                if not shape.is_fully_defined():
-                    self._known.update(self._of_call(tensor.op))
+            if not shape.is_fully_defined():
+                self._known.update(self._of_call(tensor.op))
             sizes = shape.as_list() if shape.rank is not None else []
             nominal = [self._nominal_size if size is None else size for size in sizes]
             self._known.setdefault(name, nominal)
