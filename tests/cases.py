@@ -106,7 +106,8 @@ def run_session(make, batch, differentiate, static=True) -> Run:
         model = make()
         step = build_v1(model, batch if static else None)
         fetches = [step.loss, *differentiate(step.loss, step.variables)]
-        with v1.Session() as session:
+        config = v1.ConfigProto(inter_op_parallelism_threads=1)
+        with v1.Session(config=config) as session:
             session.run([v1.global_variables_initializer(), v1.tables_initializer()])
             feed = step.feed(model.example(batch))
             values, _ = session.run((fetches, v1.group(*step.updates)), feed)
