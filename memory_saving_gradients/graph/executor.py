@@ -76,9 +76,8 @@ def hold(
     out = {*as_plain, *reading.unordered}
     takes_part = [run.op.name not in out and run.op.type != "BiasAddGrad" for run in runs]
     biases = _Biases(ops)
-    edgeless = {op for op, part in zip(ops, takes_part, strict=True) if not part}
     merged = {op for run, op in zip(runs, ops, strict=True) if run.op.name in as_plain}
-    end_of = functools.cache(lambda op: _end_of(op, op in edgeless))
+    end_of = functools.cache(lambda op: _end_of(op, op in merged))
     latest: dict[str, list[tf.Operation]] = {}  # by device: how its last wave ended
     previous: list[tf.Operation] = []  # how the last wave ended, on any device
     for i in (i for i in range(first) if takes_part[i]):
@@ -181,17 +180,17 @@ def _early(op: tf.Operation, late: set[tf.Operation], factors: set[tf.Operation]
 def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Operation]) -> None:
     """Makes `op` wait for `before` by some of its inputs, not by control edges of its own."""
     for i in inputs:
-        late = _hand_on(op.inputs[i].op, op.inputs[i])
+        late = _hand_on(op.inputs[i])
         tf_private.add_control_inputs(
             late, [other for other in before if other is not op.inputs[i].op]
         )
         tf_private.update_input(op, i, late.outputs[0])
 
 
-def _hand_on(op: tf.Operation, tensor: tf.Tensor | None = None) -> tf.Operation:
-    """An identity of an output of `op`, the first if none is given."""
-    with apart(op.graph), op.graph.device(op.device):
-        return tf.identity(op.outputs[0] if tensor is None else tensor, f"{op.name}{COPY}").op
+def _hand_on(tensor: tf.Tensor) -> tf.Operation:
+    """An identity of `tensor`, where that is made."""
+    with apart(tensor.graph), tensor.graph.device(tensor.op.device):
+        return tf.identity(tensor, f"{tensor.op.name}{COPY}").op
 
 
 def _end_of(op: tf.Operation, edgeless: bool) -> list[tf.Operation]:
@@ -202,8 +201,8 @@ def _end_of(op: tf.Operation, edgeless: bool) -> list[tf.Operation]:
     but data.
     """
     if not calls.calls(op):
-        return [_hand_on(op)] if edgeless else [op]
+        return [_hand_on(op.outputs[0])] if edgeless else [op]
     read = [t for t in op.outputs if t.consumers() and t.dtype not in kernels.HANDLES]
     # What a branch kept may be read by nothing in the end, and should not be made for us.
     read = [t for t in read if t.dtype != tf.variant] or read
-    return [_hand_on(op, tensor) for tensor in read] or [op]
+    return [_hand_on(tensor) for tensor in read] or [op]
