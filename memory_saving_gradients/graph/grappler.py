@@ -62,7 +62,7 @@ def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
         return []
     readers = [reader for reader in op.outputs[0].consumers() if reader.type in ASSOCIATIVE]
     others = [t.op for reader in readers for t in reader.inputs if t.op is not op]
-    if not any(other not in late for other in others):
+    if all(other in late for other in others):
         return []
     known = (*kernels.SOURCES, *kernels.SHAPE_ONLY)
     return [i for i, t in enumerate(op.inputs) if t.op not in late and t.op.type not in known]
