@@ -88,7 +88,7 @@ def reserve_bytes(
 
     oneDNN's kernel takes in the ReLU behind it (`remapper.cc`) and keeps a mask of it: a bit for an
     element where the channels fill its registers, else a byte, in TensorFlow's buffer of floats
-    (`mkl_fused_batch_norm_op.cc`) four times that. tests/test_onednn.py holds plans with it against runs.
+    (`mkl_fused_batch_norm_op.cc`) four times that. tests/test_onednn.py measures it.
 
     Args:
         op: the op.
