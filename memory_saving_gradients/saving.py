@@ -34,6 +34,7 @@ from memory_saving_gradients.graph.backward import BackwardPass, share_activatio
 from memory_saving_gradients.graph.branches import has_branches, recompute_inside
 from memory_saving_gradients.graph.read import Reading, read
 from memory_saving_gradients.graph.rewrite import as_differentiated, rewrite
+from memory_saving_gradients.graph.runtimes.runtime import Runtime
 from memory_saving_gradients.graph.shapes import WrongSize
 from memory_saving_gradients.graph.trace import CannotMeasure
 from memory_saving_gradients.options import Options, Wish
@@ -115,7 +116,7 @@ def differentiate(
         logger.info("%s: no y depends on any x, so there is nothing to recompute", wish.strategy)
         return grads
     asked = _Asked(
-        BackwardPass.since(first_new, ours[0], results),
+        BackwardPass.since(first_new, ours[0], results, wish.device),
         wish,
         tf.distribute.get_replica_context(),
         planned,
@@ -190,7 +191,7 @@ def _joined(asked: Sequence[_Asked]) -> list[_Asked]:
                 break
         else:
             groups.append(one)
-    if groups[0].backward.traced and not groups[0].backward.for_xla:
+    if groups[0].backward.traced and groups[0].backward.runtime.obeys_control_edges:
         passes = with_beside([one.backward for one in groups])
         groups = [
             dataclasses.replace(one, backward=backward)
@@ -220,7 +221,7 @@ def _plan_and_rewrite(groups: Sequence[_Asked]) -> Iterator[tuple[_Asked, Plan, 
     """Each backward pass with its plan, and whether that saves memory, so that it was applied."""
     highest = 0
     if len(groups) > 1 and any(isinstance(one.wish.budget, float) for one in groups):
-        readings = (read(one.backward, one.wish.device, sizes=one.wish.sizes) for one in groups)
+        readings = (read(one.backward, sizes=one.wish.sizes) for one in groups)
         highest = max(plain_peak(reading.problem) for reading in readings)
     for one in groups:
         began = time.perf_counter()
@@ -233,7 +234,7 @@ def _plan_and_rewrite(groups: Sequence[_Asked]) -> Iterator[tuple[_Asked, Plan, 
 
 
 def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> tuple[Plan, bool]:
-    reading = read(step, wish.device, wish.cost_model, wish.sizes)
+    reading = read(step, wish.cost_model, wish.sizes)
     if _asks_for_branches(wish, reading):
         with contextlib.suppress(_NoBetter):
             return _plan_with_branches(step, wish, reading), True
@@ -268,7 +269,7 @@ def _decided(reading: Reading, wish: Wish) -> tuple[Reading, Plan, bool]:
         try:
             sizes = dataclasses.replace(wish.sizes, batch=batch)
             if batch != reading.batch_size:
-                reading = read(reading.step, wish.device, wish.cost_model, sizes)
+                reading = read(reading.step, wish.cost_model, sizes)
             plan = decide(reading, wish)
         except BudgetError as error:
             unmet = unmet or error
@@ -312,11 +313,10 @@ def _plan_with_branches(step: BackwardPass, wish: Wish, plain: Reading) -> Plan:
     """A plan that recomputes inside branches as well, applied; raises where that is no better."""
     with tf_private.all_or_nothing():
         known = len(step.graph.get_operations())
-        moved = recompute_inside(plain, functools.partial(_rewrite_inside, wish.device))
+        moved = recompute_inside(plain, functools.partial(_rewrite_inside, step.runtime))
         made = step.graph.get_operations()[known:]
         reading = read(
             dataclasses.replace(step, new=step.new.union(made)),
-            wish.device,
             wish.cost_model,
             wish.sizes,
         )
@@ -336,9 +336,9 @@ class _NoBetter(Exception):
     """To recompute inside branches does not lower the peak."""
 
 
-def _rewrite_inside(device: str, step: BackwardPass) -> None:
+def _rewrite_inside(runtime: Runtime, step: BackwardPass) -> None:
     """Plans and rewrites the step inside a branch."""
-    reading = read(step, device)
+    reading = read(dataclasses.replace(step, runtime=runtime))
     schedule = STRATEGIES["memory"](reading.problem)
     if peak(reading, schedule) < plain_peak(reading.problem):
         rewrite(reading, schedule)

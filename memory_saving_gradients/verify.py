@@ -44,7 +44,7 @@ def verified(reading: Reading, plan: Plan, wish: Wish) -> Plan:
         BudgetError: no plan was found whose run keeps the budget; the graph is plain.
         CannotMeasure: the step cannot be run with stand-ins for inputs and variables.
     """
-    if reading.step.for_xla:
+    if not reading.step.runtime.runs_in_sessions:
         warn(
             "memory_saving_gradients: verify=True measures what TensorFlow's executor runs, and "
             "XLA runs this step: see measure.compiled_peak"

@@ -55,7 +55,7 @@ def read_model(make: Callable[[], Model], batch: int, device: str = "cpu") -> Pr
         first_new = len(graph.get_operations())
         grads = tf.gradients(step.loss, step.variables)
         return read(
-            BackwardPass.since(first_new, step.loss, tf.nest.flatten(grads, True)), device
+            BackwardPass.since(first_new, step.loss, tf.nest.flatten(grads, True), device)
         ).problem
 
 

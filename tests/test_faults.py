@@ -18,9 +18,10 @@ from memory_saving_gradients import (
     plan,
     saving,
 )
-from memory_saving_gradients.graph import calls, executor, gate, grappler, kernels, read, rewrite
+from memory_saving_gradients.graph import calls, read, rewrite
 from memory_saving_gradients.graph import tf_private as private
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes import executor, gate, grappler, kernels
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from memory_saving_gradients.planning import strategies
 from test_models import GPT, build_v1
 
@@ -48,7 +49,7 @@ STEPS = {
     "tags": (private, "set_unmerged", 3),
     "the first rerouted input": (private, "update_input", 1),
     "a later rerouted input": (private, "update_input", 20),
-    "the order of runs": (executor, "hold", 1),
+    "the order of runs": (executor._Waves, "hold", 1),
     "the first control edge": (private, "add_control_inputs", 80),
     "a later control edge": (private, "add_control_inputs", 200),
 }

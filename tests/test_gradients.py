@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from memory_saving_gradients.planning.strategies import STRATEGIES
 
 v1 = tf.compat.v1

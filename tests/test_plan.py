@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import Plan, get_plans, gradients, measure
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from test_models import Chain, build_v1
 
 v1 = tf.compat.v1

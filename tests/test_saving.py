@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from memory_saving_gradients import BudgetError, GradientTape, get_plans, gradients, saving
 from memory_saving_gradients import keras as msg_keras
-from memory_saving_gradients.graph import executor, order
+from memory_saving_gradients.graph import order
+from memory_saving_gradients.graph.runtimes import executor
 from memory_saving_gradients.measure import session_peak
 from tests.cases import assert_same
 
@@ -35,7 +36,7 @@ def deep(x, layers):
 # Our own errors.
 
 
-def fail(monkeypatch, where=executor, name="hold"):
+def fail(monkeypatch, where=executor._Waves, name="hold"):
     def failing(*args, **kwargs):
         op = tf.constant(0.0, name="the_op").op
         raise Injected(f"while at {op.type}")
@@ -104,13 +105,13 @@ def test_strict_raises(graph, monkeypatch):
 def test_a_cycle_is_taken_back(graph, monkeypatch):
     """An edge from the end to the start, as a wrong schedule would make it."""
 
-    def enforce(runs, copies, *_):
-        real(runs, copies, *_)
+    def enforce(self, runs, copies):
+        real(self, runs, copies)
         first = next(run.op for run in runs if run.in_backward and not run.copy)
         executor.tf_private.add_control_inputs(first, [runs[-1].op])
 
-    real = executor.hold
-    monkeypatch.setattr(executor, "hold", enforce)
+    real = executor._Waves.hold
+    monkeypatch.setattr(executor._Waves, "hold", enforce)
     layers = weights()
     loss = tf.reduce_mean(deep(tf.ones((512, WIDTH)), layers))
     with pytest.raises(order.CycleError, match=r"\d+ ops in a cycle: .* -> "):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from tests.cases import assert_same
 
 WIDTH = 32

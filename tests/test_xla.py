@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import memory_saving_gradients as msg
-from memory_saving_gradients.graph import gate, kernels
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes import gate, xla
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from memory_saving_gradients.measure import compiled_peak
 from tests.cases import MODELS
 from tests.test_keras import USES as KERAS_USES
@@ -188,5 +188,5 @@ def test_scratch_space_of_a_compiled_depthwise_gradient():
     step, inputs = depthwise_gradient(256)
     ops = step.get_concrete_function(*inputs).graph.get_operations()
     (gradient,) = [op for op in ops if op.type == "DepthwiseConv2dNativeBackpropFilter"]
-    scratch = kernels.compiled_workspace(gradient, lambda tensor: tensor.shape.as_list())
+    scratch = xla.compiled_workspace(gradient, lambda tensor: tensor.shape.as_list())
     assert compiled_peak(make_depthwise_step, 256) == pytest.approx(scratch, rel=0.15)

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Sequence
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels, order, tf_private
+from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.graph.devices import described
+from memory_saving_gradients.graph.runtimes.executor import Executor
+from memory_saving_gradients.graph.runtimes.runtime import Runtime
+from memory_saving_gradients.graph.runtimes.xla import Xla
 from memory_saving_gradients.graph.shapes import Shapes
 
 
@@ -22,7 +26,7 @@ class BackwardPass:
         new: the ops that differentiation made, needed or not.
         needed: the ops that the results need.
         end: how many ops the graph had when it was differentiated.
-        for_xla: whether XLA will run it.
+        runtime: what will run it.
         traced: whether a `tf.function` is traced: what writes to a variable later waits then.
         beside: ops that read what the forward pass makes and that the results do not need, such as
             metrics; known at the end of the trace.
@@ -33,7 +37,7 @@ class BackwardPass:
     new: frozenset[tf.Operation]
     needed: frozenset[tf.Operation]
     end: int
-    for_xla: bool
+    runtime: Runtime
     traced: bool = False
     beside: frozenset[tf.Operation] = frozenset()
 
@@ -47,20 +51,28 @@ class BackwardPass:
         return self.needed - self.new
 
     @classmethod
-    def since(cls, first_new: int, target: tf.Tensor, results: Sequence[tf.Tensor]) -> BackwardPass:
+    def since(
+        cls,
+        first_new: int,
+        target: tf.Tensor,
+        results: Sequence[tf.Tensor],
+        device: str = "cpu",
+    ) -> BackwardPass:
         """The one that has just been made.
 
         Args:
             first_new: how many ops the graph had before.
             target: what was differentiated.
             results: the gradients.
+            device: the device to estimate costs for, of `devices.DEVICES` or "local".
         """
         graph = results[0].graph
         operations = graph.get_operations()
         needed = frozenset(order.dependencies(t.op for t in results))
         new = frozenset(operations[first_new:])
-        for_xla = tf_private.in_xla(graph)  # only while it is traced can one tell
-        return cls(target, tuple(results), new, needed, len(operations), for_xla)
+        kind = Xla if tf_private.in_xla(graph) else Executor  # one can tell while it is traced
+        runtime = kind(described(device))
+        return cls(target, tuple(results), new, needed, len(operations), runtime)
 
     def joined(self, other: BackwardPass) -> BackwardPass:
         """Both as one."""
@@ -70,7 +82,7 @@ class BackwardPass:
             self.new | other.new,
             self.needed | other.needed,
             max(self.end, other.end),
-            self.for_xla,
+            self.runtime,
             self.traced,
         )
 
@@ -87,7 +99,7 @@ def share_activations(one: BackwardPass, other: BackwardPass) -> bool:
     shapes = Shapes([*(one.forward | other.forward)])
 
     def size(operations: Iterable[tf.Operation]) -> int:
-        owners = (op for op in operations if op.type not in kernels.SOURCES)
+        owners = (op for op in operations if op.type not in kinds.SOURCES)
         return sum(shapes.bytes(t) for op in owners for t in op.outputs)
 
     least = min(size(one.forward), size(other.forward))

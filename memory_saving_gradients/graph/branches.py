@@ -69,7 +69,7 @@ def _pairs(reading: Reading) -> list[tuple[tf.Operation, tf.Operation]]:
     found = []
     for op, described in zip(reading.operations, reading.problem.ops, strict=True):
         stateless = op.type == "StatelessIf"
-        if stateless and described.backward and not reading.step.for_xla:
+        if stateless and described.backward and reading.step.runtime.obeys_control_edges:
             kept_by = {t.op for t in op.inputs if t.dtype == tf.variant}
             if len(kept_by) == 1 and next(iter(kept_by)).type in _IFS:
                 found.append((kept_by.pop(), op))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import functions, kernels
+from memory_saving_gradients.graph import functions, kinds
+from memory_saving_gradients.graph.runtimes.runtime import Runtime
 from memory_saving_gradients.graph.shapes import Shapes
 
 #: The tensors that are left out of a problem hold, together, at most this share of all bytes.
@@ -20,23 +21,26 @@ class Buffers:
     Args:
         operations: the ops of the step, each after those that it waits for.
         shapes: the shapes of their tensors.
+        runtime: what runs them.
     """
 
-    def __init__(self, operations: Sequence[tf.Operation], shapes: Shapes) -> None:
+    def __init__(
+        self, operations: Sequence[tf.Operation], shapes: Shapes, runtime: Runtime
+    ) -> None:
         self._shown: dict[str, tf.Tensor] = {}
         self._bytes: dict[str, int] = {}  # of views, too
         owned = []
         for op in operations:
             for i, tensor in enumerate(op.outputs):
-                shown = kernels.shown_input(op, i)
+                shown = kinds.shown_input(op, i)
                 shown = functions.passed_on(op, i) if shown is None else shown
-                if shown is not None and tensor.dtype not in kernels.HANDLES:
+                if shown is not None and tensor.dtype not in kinds.HANDLES:
                     self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
                     self._bytes[tensor.name] = self.bytes(shown)
-                elif op.type not in kernels.SOURCES and tensor.dtype not in kernels.HANDLES:
+                elif op.type not in kinds.SOURCES and tensor.dtype not in kinds.HANDLES:
                     known = tensor.dtype != tf.variant
                     size = shapes.bytes(tensor) if known else functions.held_bytes(tensor, shapes)
-                    size = kernels.reserve_bytes(op, i, shapes) or size
+                    size = runtime.untold_bytes(op, i, shapes) or size
                     self._bytes[tensor.name] = size
                     owned.append(self._bytes[tensor.name])
         left_out, total = 0, sum(owned)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, kernels, tf_private
+from memory_saving_gradients.graph import calls, kinds, tf_private
 from memory_saving_gradients.graph.shapes import Shapes
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
@@ -90,13 +90,13 @@ def _elements(body: tf.Graph, collection: tf.Tensor) -> Iterator[tf.Tensor]:
     while collection.op.type in _ADD_TO_LISTS:
         element = _owner(collection.op.inputs[_ADD_TO_LISTS[collection.op.type]])
         element = begins_with.get(element.name, element)
-        if element.op.type not in kernels.SOURCES:
+        if element.op.type not in kinds.SOURCES:
             yield element
         collection = collection.op.inputs[0]
 
 
 def _owner(tensor: tf.Tensor) -> tf.Tensor:
-    while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
+    while (shown := kinds.shown_input(tensor.op, tensor.value_index)) is not None:
         tensor = tensor.op.inputs[shown]
     return tensor
 

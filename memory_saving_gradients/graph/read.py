@@ -9,11 +9,11 @@ import networkx as nx
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, functions, kernels, order, tf_private
+from memory_saving_gradients.graph import calls, functions, kinds, order, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.buffers import Buffers
 from memory_saving_gradients.graph.costs import estimate_seconds
-from memory_saving_gradients.graph.devices import Device, described
+from memory_saving_gradients.graph.runtimes.runtime import Runtime
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
@@ -67,7 +67,6 @@ class Reading:
 
 def read(
     step: BackwardPass,
-    device: str = "cpu",
     cost_model: str = "analytical",
     sizes: InputSizes = NOTHING_GIVEN,
 ) -> Reading:
@@ -75,7 +74,6 @@ def read(
 
     Args:
         step: a backward pass, with the forward pass that it needs.
-        device: the name of the device to estimate for, of `devices.DEVICES` or "local".
         cost_model: "analytical" (TensorFlow's estimate) or "measured" (a traced run).
         sizes: what is known of the inputs.
 
@@ -91,20 +89,19 @@ def read(
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(graph, operations, step)
     shapes = Shapes(operations, sizes)
-    buffers = Buffers(operations, shapes)
+    runtime = step.runtime
+    buffers = Buffers(operations, shapes, runtime)
     ordered = order.planned(graph, operations, created, step.new, backward, buffers)
     ordered, postponed = order.postponed(graph, ordered, backward, buffers, step.results)
 
     tensor_of, tensors = _numbered(ordered, buffers)
     kept_ops = [op for op in ordered if not buffers.is_view(op) and _touches(op, tensor_of)]
-    properties = described(device)
-    seconds = estimate_seconds(kept_ops, shapes, properties)
-    on_gpu = properties["type"] == "GPU"
-    workspaces = _workspaces(kept_ops, shapes, step.for_xla, on_gpu)
-    growth = _growth(operations, tensors, kept_ops, workspaces, shapes, step.for_xla, on_gpu)
+    seconds = estimate_seconds(kept_ops, shapes, runtime.device)
+    workspaces = {op.name: runtime.scratch(op, shapes) for op in kept_ops}
+    growth = _growth(operations, tensors, kept_ops, workspaces, shapes, runtime)
     for op in kept_ops:
         if calls.bodies(op):
-            seconds[op.name], workspaces[op.name] = _called(op, properties, graph, sizes)
+            seconds[op.name], workspaces[op.name] = _called(op, runtime, graph, sizes)
     if cost_model == "measured":
         measured = measure_ops(step.results, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
@@ -126,17 +123,16 @@ def read(
                 backward=op in backward,
                 pinned=op in pinned,
                 postponed=op in postponed,
-                in_place=op.type in kernels.IN_PLACE,
-                expensive=op.type in kernels.EXPENSIVE
+                in_place=op.type in kinds.IN_PLACE,
+                expensive=op.type in kinds.EXPENSIVE
                 or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
             )
         )
     kept = frozenset(tensor_of[t.name] for t in step.results if t.name in tensor_of)
     index_of = {op: i for i, op in enumerate(kept_ops)}
-    threads = 1 if on_gpu or step.for_xla else kernels.threads()
 
     def course(early_last: bool) -> tuple[int, ...]:
-        events = order.executed(graph, ordered, seconds, threads, early_last)
+        events = runtime.order(graph, ordered, seconds, early_last)
         numbered = ((index_of[op], begins) for op, begins in events if op in index_of)
         return tuple(index if begins else ~index for index, begins in numbered)
 
@@ -162,23 +158,13 @@ def read(
     )
 
 
-def _workspaces(
-    operations: Sequence[tf.Operation], shapes: Shapes, for_xla: bool, on_gpu: bool
-) -> dict[str, int]:
-    """The scratch space of each op, by name."""
-    if for_xla:
-        return {op.name: kernels.compiled_workspace(op, shapes) for op in operations}
-    return {op.name: kernels.workspace(op, shapes, on_gpu) for op in operations}
-
-
 def _growth(
     operations: Sequence[tf.Operation],
     tensors: Sequence[Tensor],
     kept_ops: Sequence[tf.Operation],
     workspaces: dict[str, int],
     shapes: Shapes,
-    for_xla: bool,
-    on_gpu: bool,
+    runtime: Runtime,
 ) -> tuple[float, ...]:
     """The bytes by which each tensor, and then the scratch space of each op, grow with the batch.
 
@@ -187,10 +173,10 @@ def _growth(
     if shapes.batch_size is None:
         return ()
     larger = Shapes(operations, shapes.given.times(_GROWN, shapes.batch_size))
-    buffers = Buffers(operations, larger)
+    buffers = Buffers(operations, larger, runtime)
     graph = operations[0].graph
     then = [buffers.bytes(graph.get_tensor_by_name(tensor.name)) for tensor in tensors]
-    then += _workspaces(kept_ops, larger, for_xla, on_gpu).values()
+    then += [runtime.scratch(op, larger) for op in kept_ops]
     now = [*(tensor.bytes for tensor in tensors), *(workspaces[op.name] for op in kept_ops)]
     more = (_GROWN - 1) * shapes.batch_size
     return tuple((b - a) / more for a, b in zip(now, then, strict=True))
@@ -237,10 +223,11 @@ def _like_weights(
 
 
 def _called(
-    op: tf.Operation, device: Device, step: Container[tf.Operation], sizes: InputSizes
+    op: tf.Operation, runtime: Runtime, step: Container[tf.Operation], sizes: InputSizes
 ) -> tuple[float, int]:
     """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
     dearest, most = 0.0, 0
+    runtime = runtime.within(op)
     for body in calls.bodies(op):
         created = {one: i for i, one in enumerate(body.get_operations())}
         made = {t.value_index for t in _made_at_all(op, step)}
@@ -251,15 +238,14 @@ def _called(
         )
         inside = [one for one in needed if one.type != "Placeholder"]
         shapes = Shapes(inside, sizes)
-        buffers = Buffers(inside, shapes)
+        buffers = Buffers(inside, shapes, runtime)
         tensor_of, tensors = _numbered(inside, buffers)
-        seconds = estimate_seconds(inside, shapes, device)
-        scratch = kernels.compiled_workspace if calls.is_compiled(op) else kernels.workspace
+        seconds = estimate_seconds(inside, shapes, runtime.device)
         steps = []
         for one in inside:
-            cost, workspace = seconds[one.name], scratch(one, shapes)
+            cost, workspace = seconds[one.name], runtime.scratch(one, shapes)
             if calls.bodies(one):
-                cost, workspace = _called(one, device, created, sizes)
+                cost, workspace = _called(one, runtime, created, sizes)
             reads, makes = _reads(one, tensor_of), _makes(one, tensor_of, buffers, created)
             steps.append(Op(one.name, tuple(reads), makes, cost, workspace))
         results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)
@@ -298,7 +284,7 @@ def _touches(op: tf.Operation, tensor_of: dict[str, int]) -> bool:
 
 def _reads(op: tf.Operation, tensor_of: dict[str, int]) -> list[int]:
     """The tensors that `op` reads, each once."""
-    if op.type in kernels.SHAPE_ONLY:
+    if op.type in kinds.SHAPE_ONLY:
         return []
     inputs = (t for t in op.inputs if t.op.type not in order.BACK_EDGES)
     return list(dict.fromkeys(tensor_of[t.name] for t in inputs if t.name in tensor_of))
@@ -353,7 +339,7 @@ def _foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -
     """
     found: set[tf.Operation] = set()
     for op in operations:
-        if op.type in kernels.SHAPE_ONLY:
+        if op.type in kinds.SHAPE_ONLY:
             known = all(t.shape.is_fully_defined() or t.op in found for t in op.inputs)
         elif op in backward:
             known = all(t.op in found for t in op.inputs)
@@ -383,19 +369,19 @@ def _pinned(
         out_bytes = sum(buffers.bytes(t) for t in op.outputs)
         if "Random" in op.type and not any(buffers.matters(t) for t in inputs):
             drawn[op] = out_bytes
-        elif inputs and (op.type in kernels.IN_PLACE or op.type in _COMPARISONS):
+        elif inputs and (op.type in kinds.IN_PLACE or op.type in _COMPARISONS):
             sources = {buffers.shown_by(t).op for t in inputs if buffers.matters(t)}
             if sources and sources <= drawn.keys():
                 drawn[op] = max(drawn[source] for source in sources)
         touched = (*op.inputs, *op.outputs)
-        handles = {tf.string} if calls.calls(op) else kernels.HANDLES
+        handles = {tf.string} if calls.calls(op) else kinds.HANDLES
         if (
             not calls.may_repeat(op, later)
-            or op.type in kernels.SOURCES
+            or op.type in kinds.SOURCES
             or op.type in _SIDE_EFFECTS
             or op in conditional
             or any(t.dtype in handles or tf_private.is_reference(t) for t in touched)
-            or (step.for_xla and any(t.dtype == tf.variant for t in touched))
+            or not step.runtime.may_copy(op)
             or out_bytes < drawn.get(op, 0)
         ):
             pinned.add(op)

@@ -2,7 +2,7 @@
 
 An op that a schedule runs a second time is copied; its inputs are the newest copies of its
 tensors, and the backward ops that come later read the copies. TensorFlow's executor runs an op as
-soon as its inputs are there, so a copy must be told to wait: see `executor`, and `gate` for XLA.
+soon as its inputs are there, so a copy must be told to wait: see `runtimes`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import (
-    calls,
-    executor,
-    gate,
-    grappler,
-    kernels,
-    order,
-    tf_private,
-)
-from memory_saving_gradients.graph.executor import COPY, Run, apart
+from memory_saving_gradients.graph import calls, kinds, order, tf_private
 from memory_saving_gradients.graph.read import Reading
+from memory_saving_gradients.graph.runtimes import gate
+from memory_saving_gradients.graph.runtimes.runtime import COPY, Run, apart
 from memory_saving_gradients.planning.problem import Schedule
 
 
@@ -79,29 +72,20 @@ def rewrite(
 def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
     """Edits the graph; returns what the inputs read before that read copies now."""
     edits = _Edits(reading)
-    as_plain = grappler.left_alone(reading)
-    gates = gate.gates(reading, schedule) if reading.step.for_xla else {}
+    holding = reading.step.runtime.holding(reading, schedule)
     for place, index in enumerate(schedule):
-        if place in gates:
-            edits.add_gate(gates[place])
+        if place in holding.gates:
+            edits.add_gate(holding.gates[place])
         edits.add_run(index)
     copies = _make_copies(edits)
     for copy in copies.values():
         before_writes(copy)
-    for name, (_, op) in edits.nodes.items():
-        # With fewer readers than in the plain step, it would be merged where it was not.
-        if op.type in grappler.ASSOCIATIVE and op.name not in as_plain:
-            tf_private.set_unmerged(op)
-            tf_private.set_unmerged(copies[name])
     before = {}
     for op, index, reference in edits.inputs:
         copy = copies[str(reference.copy)].outputs[reference.index]
         before[op.name, index] = op.inputs[index].name
         tf_private.update_input(op, index, copy)
-    if reading.step.for_xla:
-        _hold_back_for_xla(edits.runs, copies)
-    else:
-        executor.hold(edits.runs, copies, reading, schedule, as_plain)
+    holding.hold(edits.runs, copies)
     return before
 
 
@@ -184,7 +168,7 @@ class _Edits:
     def _newest_of(self, tensor: tf.Tensor) -> _Reference:
         """The newest copy of `tensor`; views of copied tensors are copied on the way."""
         views = []
-        while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
+        while (shown := kinds.shown_input(tensor.op, tensor.value_index)) is not None:
             views.append(tensor)
             tensor = tensor.op.inputs[shown]
         number = self._reading.tensor_of.get(tensor.name, -1)
@@ -196,7 +180,7 @@ class _Edits:
             key = view.op.name, reference.name
             if key not in self._views:
                 references = [_Reference(t.op, t.value_index) for t in view.op.inputs]
-                references[kernels.shown_input(view.op, view.value_index) or 0] = reference
+                references[kinds.shown_input(view.op, view.value_index) or 0] = reference
                 self._views[key] = self._copy(view.op, references)
             reference = _Reference(view.op, view.value_index, self._views[key])
         return reference if copy or not views else _Reference(views[0].op, views[0].value_index)
@@ -265,24 +249,3 @@ def before_writes(op: tf.Operation) -> None:
     """Has what writes to the variables that `op` reads wait for it; it may only come later."""
     for writer in calls.writers(op):
         tf_private.add_control_inputs(writer, [op])
-
-
-def _hold_back_for_xla(runs: Sequence[Run], copies: dict[str, tf.Operation]) -> None:
-    """Holds back what does not read through a gate, in a graph for XLA.
-
-    A copy that reads weights alone waits for the run before it. And of a convolution's gradient,
-    the operands that are no gradients wait for that which is: XLA transposes them, and would do so
-    in the forward pass and keep both.
-    """
-    graph = runs[0].op.graph
-    backward = {run.op.name for run in runs if run.in_backward and not run.copy}
-    gated = {*backward, *(op.name for op in copies.values())}
-    previous: Sequence[tf.Tensor] = ()
-    with apart(graph, "gate"):
-        for run in runs:
-            op = copies[run.copy] if run.copy else run.op
-            if run.copy and not any(t.op.name in gated for t in op.inputs):
-                gate.hold_back(op, previous, gated)
-            elif not run.copy and op.type in kernels.TRANSPOSES:
-                gate.hold_back(op, [t for t in op.inputs if t.op.name in backward], gated)
-            previous = op.outputs

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tensorflow.core.protobuf import rewriter_config_pb2
 
 from memory_saving_gradients import BudgetError, get_plans, gradients
-from memory_saving_gradients.graph.executor import COPY
 from memory_saving_gradients.graph.order import BACK_EDGES
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from tests.cases import assert_same
 from tests.fuzz.ops import OPS, ROWS, WIDTH, Builder, arity
 

@@ -8,7 +8,7 @@ from tensorflow.python.framework import function as v1_function
 from memory_saving_gradients import GradientTape, get_plans, gradients
 from memory_saving_gradients.graph import calls
 from memory_saving_gradients.graph import tf_private as private
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from memory_saving_gradients.graph.shapes import Shapes
 from tests.cases import assert_same
 

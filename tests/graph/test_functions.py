@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients, gradients_memory
 from memory_saving_gradients.graph import functions
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from memory_saving_gradients.measure import session_peak
 from tests.cases import assert_same
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from test_models import Chain, build_v1
 from tests.cases import MODELS
 

@@ -3,17 +3,22 @@
 Its arithmetic optimiser makes one sum of several, pulls out common factors, and so on: that changes
 rounding. It leaves alone what has control edges or several readers, and the rewriting would add
 the former and take away the latter. The rules here are those of TensorFlow's
-`arithmetic_optimizer.cc` and `constant_folding.cc`; tests/graph/test_grappler.py compares results.
+`arithmetic_optimizer.cc` and `constant_folding.cc`; tests/graph/runtimes/test_grappler.py compares
+results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels
-from memory_saving_gradients.graph.read import Reading
+from memory_saving_gradients.graph import kinds, tf_private
+from memory_saving_gradients.graph.runtimes.runtime import Run
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.graph.read import Reading
 
 #: Sums, and products.
 ASSOCIATIVE = {
@@ -49,6 +54,16 @@ def left_alone(reading: Reading) -> set[str]:
     return found
 
 
+def keep_unmerged(
+    runs: Sequence[Run], copies: Mapping[str, tf.Operation], as_plain: Container[str]
+) -> None:
+    """Has sums and products that are copied stay unmerged; both have fewer readers than one had."""
+    for run in runs:
+        if run.copy and run.op.type in ASSOCIATIVE and run.op.name not in as_plain:
+            tf_private.set_unmerged(run.op)
+            tf_private.set_unmerged(copies[run.copy])
+
+
 def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
     """The inputs of a product that Grappler may take out of it, to where they are known earlier.
 
@@ -64,7 +79,7 @@ def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
     others = [t.op for reader in readers for t in reader.inputs if t.op is not op]
     if all(other in late for other in others):
         return []
-    known = (*kernels.SOURCES, *kernels.SHAPE_ONLY)
+    known = (*kinds.SOURCES, *kinds.SHAPE_ONLY)
     return [i for i, t in enumerate(op.inputs) if t.op not in late and t.op.type not in known]
 
 
@@ -83,5 +98,5 @@ def _readers(op: tf.Operation, reading: Reading) -> list[tf.Operation]:
     return [
         reader
         for reader in op.outputs[0].consumers()
-        if reader.name not in reading.unused and not (known and reader.type in kernels.SHAPE_ONLY)
+        if reader.name not in reading.unused and not (known and reader.type in kinds.SHAPE_ONLY)
     ]

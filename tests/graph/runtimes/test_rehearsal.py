@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.grappler import tf_optimizer
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.executor import COPY
+from memory_saving_gradients.graph.runtimes.runtime import COPY
 from test_models import Model, build_v1
 from tests.cases import MODELS
 

@@ -16,9 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kernels, tf_private
-from memory_saving_gradients.graph.read import Reading
-from memory_saving_gradients.planning.problem import Schedule
+from memory_saving_gradients.graph import kinds, tf_private
 
 # What XLA computes with, and so what can carry a dependency. The rest are handles.
 _CARRIERS = frozenset(
@@ -38,45 +36,6 @@ class Gate:
 
     after: list[tf.Tensor]
     tensors: list[int]
-
-
-def gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
-    """The gates of a schedule, by the place in it that each comes before.
-
-    There is one before each stretch of recomputed ops. It waits for what the backward ops since
-    the last gate made and did not use, so for all of them; and all that its stretch, and the
-    backward ops up to the next one, read of the forward pass goes through it.
-    """
-    problem, graph = reading.problem, reading.operations[0].graph
-    starts, ran, again_before, in_backward = [], set(), True, False
-    for place, index in enumerate(schedule):
-        again = index in ran or (in_backward and not problem.ops[index].backward)
-        ran.add(index)
-        in_backward = in_backward or again or problem.ops[index].backward
-        if again and not again_before:
-            starts.append(place)
-        again_before = again
-    found = {}
-    for before, start, end in zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False):
-        made: set[int] = set()
-        passes: dict[int, None] = {}
-        for index in schedule[start:end]:
-            op = problem.ops[index]
-            passes.update(
-                (t, None)
-                for t in op.inputs
-                if t not in made
-                and problem.made_by[t] >= 0
-                and not problem.ops[problem.made_by[t]].backward
-                and _may_wait(graph.get_tensor_by_name(problem.tensors[t].name))
-            )
-            made.update(op.outputs)
-        ops = [reading.operations[i] for i in schedule[before:start]]
-        ops = [op for op in ops if op.name in reading.new] or ops[-1:]
-        read = {t.name for op in ops for t in op.inputs}
-        after = [t for op in ops for t in op.outputs if t.name not in read and t.consumers()]
-        found[start] = Gate(after, list(passes))
-    return found
 
 
 def never(after: Iterable[tf.Tensor]) -> tf.Tensor:
@@ -125,7 +84,7 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
     held = [
         (index, tensor)
         for index, tensor in enumerate(op.inputs)
-        if _source(tensor).name not in kept and _may_wait(tensor)
+        if _source(tensor).name not in kept and may_wait(tensor)
     ]
     if held:
         gate = never(after)
@@ -135,7 +94,7 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
             tf_private.update_input(op, index, later)
 
 
-def _may_wait(tensor: tf.Tensor) -> bool:
+def may_wait(tensor: tf.Tensor) -> bool:
     """Whether XLA need not know `tensor` when it compiles, as it must shapes and axes."""
     is_shape = tensor.dtype.is_integer and (tensor.shape.rank is None or tensor.shape.rank < 2)
     return tensor.dtype in _CARRIERS and not is_shape and tensor.op.type != "Const"
@@ -143,7 +102,7 @@ def _may_wait(tensor: tf.Tensor) -> bool:
 
 def _source(tensor: tf.Tensor) -> tf.Operation:
     """The op that made what `tensor` shows."""
-    while (shown := kernels.shown_input(tensor.op, tensor.value_index)) is not None:
+    while (shown := kinds.shown_input(tensor.op, tensor.value_index)) is not None:
         tensor = tensor.op.inputs[shown]
     return tensor.op
 

@@ -1,0 +1,1 @@
+"""What runs a step: TensorFlow's executor, or XLA."""

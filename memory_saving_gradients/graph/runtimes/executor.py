@@ -1,0 +1,258 @@
+"""TensorFlow's executor, and how ops are made to wait in it: by control edges.
+
+The backward pass is a sequence of waves (`planning.overlap`). Within a wave ops wait for their data
+alone, so they overlap; what begins a wave waits for what ended the one before, on its device.
+
+Four kinds of op have no part in that. Ops that are not in the problem (shapes, views, small
+tensors) wait for their data alone. `BiasAddGrad` waits for nothing but its gradient, and is waited
+for once the last reader of that gradient has run: oneDNN merges it with such a reader into one op,
+and any other edge could close a cycle through the merged op. Ops of v1 loops and constants in the
+making (`Reading.unordered`) stay out. And what Grappler rewrites unless it has control edges is
+left without them, so that it rounds as in the plain step: it is held back, and waited for, by
+identities of its inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import calls, kinds, tf_private
+from memory_saving_gradients.graph.devices import Device
+from memory_saving_gradients.graph.runtimes import grappler, kernels
+from memory_saving_gradients.graph.runtimes.gate import Gate
+from memory_saving_gradients.graph.runtimes.runtime import (
+    COPY,
+    Holding,
+    Run,
+    Runtime,
+    ShapeOf,
+    apart,
+)
+from memory_saving_gradients.graph.runtimes.xla import Xla
+from memory_saving_gradients.planning.overlap import waves
+from memory_saving_gradients.planning.problem import Schedule
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.graph.read import Reading
+
+
+class Executor(Runtime):
+    """TensorFlow's executor, with Eigen's or oneDNN's kernels, or on a GPU."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        if device["type"] != "GPU":
+            chosen = tf.config.threading.get_inter_op_parallelism_threads()
+            self.threads = chosen or os.cpu_count() or 1
+
+    def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
+        return kernels.workspace(op, shape) if self._on_cpu(op) else 0
+
+    def untold_bytes(self, op: tf.Operation, output: int, shape: ShapeOf) -> int:
+        return kernels.reserve_bytes(op, output, shape) if self._on_cpu(op) else 0
+
+    def within(self, op: tf.Operation) -> Runtime:
+        return Xla(self.device) if calls.is_compiled(op) else self
+
+    def holding(self, reading: Reading, schedule: Schedule) -> Holding:
+        return _Waves(reading, schedule)
+
+    def _on_cpu(self, op: tf.Operation) -> bool:
+        device = op.device.upper() or str(self.device["type"])
+        return "GPU" not in device
+
+
+class _Waves(Holding):
+    """Waves: within one, ops wait for their data alone.
+
+    Attributes:
+        as_plain: names of the ops that Grappler shall find without control edges.
+    """
+
+    gates: Mapping[int, Gate] = {}
+
+    def __init__(self, reading: Reading, schedule: Schedule) -> None:
+        self.as_plain = grappler.left_alone(reading)
+        self._reading = reading
+        self._schedule = schedule
+
+    def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
+        grappler.keep_unmerged(runs, copies, self.as_plain)
+        entries = _Entries(runs, copies, self._reading, self._schedule, self.as_plain)
+        ops = entries.ops
+        biases = _Biases(ops)
+        end_of = functools.cache(lambda op: _end_of(op, op in entries.edgeless))
+        latest: dict[str, list[tf.Operation]] = {}  # by device: how its last wave ended
+        previous: list[tf.Operation] = []  # how the last wave ended, on any device
+        for i in (i for i in range(entries.first) if entries.has_edges[i]):
+            previous = latest[ops[i].device] = [ops[i]]
+        alone = {i for i, op in enumerate(self._reading.operations) if _depends_on_time(op)}
+        for wave in waves(self._reading.problem, self._schedule, entries.first, alone):
+            waiting, ended = entries.begin_and_end(wave)
+            due = biases.due(wave.start) if waiting else []
+            for i, inputs in waiting.items():
+                begins = runs[i].copy and not (i and runs[i - 1].copy)
+                last = previous if begins else latest.get(ops[i].device, previous)
+                ends_of_last = [*(e for op in last for e in end_of(op)), *due]
+                _hold_back(ops[i], inputs, ends_of_last)
+                if entries.has_edges[i]:
+                    edges = dict.fromkeys(ends_of_last)
+                    for tensor in ops[i].inputs:
+                        edges.pop(tensor.op, None)
+                    tf_private.add_control_inputs(ops[i], edges)
+            for device in {op.device for op in ended}:
+                latest[device] = [op for op in ended if op.device == device]
+            previous = ended or previous
+
+
+class _Entries:
+    """The entries of a schedule, and which of them begin and end a wave.
+
+    Attributes:
+        ops: the op, or copy, of each.
+        first: the first one of the backward pass.
+        has_edges: of each, whether it waits, and is waited for, by control edges.
+        edgeless: the ops and copies that Grappler shall find without any.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        copies: Mapping[str, tf.Operation],
+        reading: Reading,
+        schedule: Schedule,
+        as_plain: AbstractSet[str],
+    ) -> None:
+        self.ops = [copies[run.copy] if run.copy else run.op for run in runs]
+        self.first = next((i for i, run in enumerate(runs) if run.in_backward), len(runs))
+        out = {*as_plain, *reading.unordered}
+        self.has_edges = [r.op.name not in out and r.op.type != "BiasAddGrad" for r in runs]
+        self._merged = [run.op.name in as_plain for run in runs]
+        self.edgeless = {op for op, merged in zip(self.ops, self._merged, strict=True) if merged}
+        late = {*copies.values(), *self.ops[self.first :]}
+        gradients = {run.op for run in runs[self.first :] if not run.copy}
+        self._late = late
+        self._factors = [late if run.copy else gradients for run in runs]
+        self._before = _made_before(reading, schedule)
+
+    def begin_and_end(self, wave: range) -> tuple[dict[int, list[int]], list[tf.Operation]]:
+        """The entries that begin a wave, with the inputs to hold back; the ops that end it."""
+        waiting: dict[int, list[int]] = {}
+        ends = dict.fromkeys(i for i in wave if self.has_edges[i])
+        for i in wave:
+            op = self.ops[i]
+            if self.has_edges[i]:
+                inside = [
+                    j
+                    for j in self._before[i]
+                    if j >= wave.start and self.ops[j].device == op.device
+                ]
+                for j in inside:
+                    ends.pop(j, None)
+                if not any(self.has_edges[j] for j in inside):
+                    waiting[i] = _data(op) if calls.calls(op) else []
+            elif self._merged[i]:
+                held = _early(op, self._late, self._factors[i])
+                if held:
+                    waiting[i] = held
+                readers = {reader for t in op.outputs for reader in t.consumers()}
+                read_here = any(i in self._before[j] for j in wave)
+                if not read_here and readers.isdisjoint(self.edgeless):
+                    ends[i] = None
+        return waiting, [self.ops[i] for i in ends]
+
+
+def _depends_on_time(op: tf.Operation) -> bool:
+    """Whether `op` rounds in another way if other readers of its inputs have not run yet.
+
+    The kernel of an `AddN` begins with the first term that nobody else will read.
+    """
+    return op.type == "AddN" and len(op.inputs) > 2
+
+
+def _made_before(reading: Reading, schedule: Schedule) -> list[list[int]]:
+    """For each entry, the entries that made what it reads."""
+    newest: dict[int, int] = {}
+    found = []
+    for i, index in enumerate(schedule):
+        op = reading.problem.ops[index]
+        found.append([newest[t] for t in op.inputs if t in newest])
+        newest.update((t, i) for t in op.outputs)
+    return found
+
+
+class _Biases:
+    """The `BiasAddGrad`s, and from where on they may be waited for.
+
+    Args:
+        ops: the entries of a schedule.
+    """
+
+    def __init__(self, ops: Sequence[tf.Operation]) -> None:
+        last_reader: dict[int, int] = {}
+        for i, op in enumerate(ops):
+            if op.type != "BiasAddGrad":
+                last_reader.update((id(tensor), i) for tensor in op.inputs)
+        self._left = [
+            (max(i, last_reader.get(id(op.inputs[0]), i)), op)
+            for i, op in enumerate(ops)
+            if op.type == "BiasAddGrad"
+        ]
+
+    def due(self, entry: int) -> list[tf.Operation]:
+        """Those that what comes from `entry` on waits for, each once."""
+        found = [op for at, op in self._left if at < entry]
+        self._left = [(at, op) for at, op in self._left if at >= entry]
+        return found
+
+
+def _data(op: tf.Operation) -> list[int]:
+    return [i for i, t in enumerate(op.inputs) if t.dtype not in kinds.HANDLES]
+
+
+def _early(op: tf.Operation, late: set[tf.Operation], factors: set[tf.Operation]) -> list[int]:
+    """The inputs by which an op without edges is held back in the backward pass.
+
+    Of x**3 Grappler makes x * x**2, and merges that square with the one of the gradient; then it
+    would live from the one to the other.
+    """
+    if op.type == "Pow" or late.isdisjoint(t.op for t in op.inputs):
+        return [0]
+    return grappler.multiplied(op, factors)
+
+
+def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Operation]) -> None:
+    """Makes `op` wait for `before` by some of its inputs, not by control edges of its own."""
+    for i in inputs:
+        late = _hand_on(op.inputs[i])
+        tf_private.add_control_inputs(
+            late, [other for other in before if other is not op.inputs[i].op]
+        )
+        tf_private.update_input(op, i, late.outputs[0])
+
+
+def _hand_on(tensor: tf.Tensor) -> tf.Operation:
+    """An identity of `tensor`, where that is made."""
+    with apart(tensor.graph), tensor.graph.device(tensor.op.device):
+        return tf.identity(tensor, f"{tensor.op.name}{COPY}").op
+
+
+def _end_of(op: tf.Operation, edgeless: bool) -> list[tf.Operation]:
+    """What to wait for, to wait for the end of `op`; a reader of it, if it shall have no edges.
+
+    TensorFlow puts loops and branches in the place of an op that calls functions. Then what waits
+    for the op waits until it is known which branch to take; what it begins with waits for nothing
+    but data.
+    """
+    if not calls.calls(op):
+        return [_hand_on(op.outputs[0])] if edgeless else [op]
+    read = [t for t in op.outputs if t.consumers() and t.dtype not in kinds.HANDLES]
+    # What a branch kept may be read by nothing in the end, and should not be made for us.
+    read = [t for t in read if t.dtype != tf.variant] or read
+    return [_hand_on(tensor) for tensor in read] or [op]

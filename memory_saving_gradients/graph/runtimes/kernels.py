@@ -1,0 +1,124 @@
+"""What the executor's kernels on a CPU, Eigen's or oneDNN's, take beside inputs and outputs.
+
+Each formula was read off the allocation records of traced runs;
+tests/graph/runtimes/test_kernels.py and tests/test_onednn.py trace them again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kinds
+from memory_saving_gradients.graph.runtimes.runtime import ShapeOf
+from memory_saving_gradients.graph.tf_private import onednn_enabled
+
+# The sizes that the convolution kernels split their work by, in bytes. They are what Eigen takes
+# the caches to be inside TensorFlow's own wheels, not what the processor reports.
+_L2_BYTES = 256 * 2**10
+_L3_BYTES = 30 * 2**20
+
+
+def workspace(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes of scratch space that `op`'s kernel takes beside its inputs and outputs.
+
+    The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
+    `conv_grad_input_ops` (Eigen kernels): as many images are unrolled at a time as fill the
+    last-level cache. oneDNN's kernels take far less and count as none. `Einsum` transposes.
+
+    Args:
+        op: the op.
+        shape: gives the shape of a tensor.
+
+    Returns:
+        Bytes; 0 for ops without a formula.
+    """
+    size = op.outputs[0].dtype.size if op.outputs else 0
+    if op.type == "MaxPoolGrad":
+        # The maxima of each window again, and their positions as int64.
+        return math.prod(shape(op.inputs[1])) * (size + 8)
+    if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput") and not onednn_enabled():
+        is_filter = op.type == "Conv2DBackpropFilter"
+        kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
+        batch, height, width, filters = shape(op.inputs[2])
+        if None in kernel:
+            return 0
+        unrolled = height * width * math.prod(kernel[:3])
+        work = unrolled + height * width * filters + math.prod(kernel)
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
+        one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
+        images = 1 if one_image else math.ceil(_L3_BYTES / size / work)
+        return images * unrolled * size
+    if op.type == "Pow" and tf.get_static_value(op.inputs[1]) == 3:
+        # Grappler makes x * x**2 of it.
+        return math.prod(shape(op.outputs[0])) * size
+    if op.type == "Einsum" and len(op.inputs) == 2:
+        equation = op.get_attr("equation").decode()
+        operands = [math.prod(shape(tensor)) for tensor in op.inputs]
+        return size * _transposed(equation, operands, math.prod(shape(op.outputs[0])))
+    return 0
+
+
+def reserve_bytes(op: tf.Operation, output: int, shape: ShapeOf) -> int:
+    """Bytes of what a batch normalisation keeps for its gradient and gives no shape for.
+
+    oneDNN's kernel takes in the ReLU behind it (`remapper.cc`) and keeps a mask of it: a bit for an
+    element where the channels fill its registers, else a byte, in TensorFlow's buffer of floats
+    (`mkl_fused_batch_norm_op.cc`) four times that. tests/test_onednn.py measures it.
+
+    Args:
+        op: the op.
+        output: which of its outputs.
+        shape: gives the shape of a tensor.
+
+    Returns:
+        Bytes; 0 for an output of another op or of one that keeps nothing.
+    """
+    if op.type != "FusedBatchNormV3" or output != _RESERVE or not onednn_enabled():
+        return 0
+    readers = {
+        reader for reader in op.outputs[0].consumers() if reader.type not in kinds.SHAPE_ONLY
+    }
+    channels = shape(op.inputs[0])[-1]
+    fused = (
+        {reader.type for reader in readers} == {"Relu"}
+        and len(readers) == 1
+        and op.get_attr("is_training")
+        and op.get_attr("data_format") == b"NHWC"
+        and op.inputs[0].dtype in _REGISTERS
+        and channels % 4 == 0
+    )
+    if not fused:
+        return 0
+    elements = math.prod(shape(op.inputs[0]))
+    return elements // 2 if channels % _REGISTERS[op.inputs[0].dtype] == 0 else elements * 4
+
+
+_RESERVE = 5
+_REGISTERS = {tf.float32: 8, tf.bfloat16: 16}  # channels that fill one
+
+
+def _transposed(equation: str, operands: Sequence[int], output: int) -> int:
+    """How many elements an einsum of two operands transposes.
+
+    Its kernel multiplies matrices in batches: operands as (batch, free, contracted) or (batch,
+    contracted, free), the product as (batch, free, free); within each, labels are in the order in
+    which the equation names them. What does not lie so is copied (`einsum_op_impl.h`).
+    """
+    left, right, out = equation.replace("->", ",").split(",")
+    first = {label: i for i, label in reversed([*enumerate(left + right)])}
+
+    def kind(label: str) -> int:  # batch, free, contracted
+        return 0 if label in left and label in right and label in out else 1 + (label not in out)
+
+    elements = 0
+    for labels, size in zip((left, right), operands, strict=True):
+        as_is = sorted(labels, key=lambda label: (kind(label), first[label]))
+        swapped = sorted(labels, key=lambda label: (-kind(label) % 3, first[label]))
+        if list(labels) not in (as_is, swapped):
+            elements += size
+    product = sorted(out, key=lambda label: (kind(label), label not in left, first[label]))
+    return elements + (output if list(out) != product else 0)

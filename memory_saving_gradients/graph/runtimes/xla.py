@@ -1,0 +1,136 @@
+"""XLA: what its programs take, and how an op is made to wait in a graph that it compiles.
+
+It drops control edges and orders the rest as it likes: only data holds an op back. See `gate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph.runtimes import gate
+from memory_saving_gradients.graph.runtimes.gate import Gate
+from memory_saving_gradients.graph.runtimes.runtime import Holding, Run, Runtime, ShapeOf, apart
+from memory_saving_gradients.planning.problem import Schedule
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.graph.read import Reading
+
+# Gradients of convolutions. XLA transposes their operands before it multiplies.
+_TRANSPOSES = frozenset(
+    """Conv2DBackpropInput Conv3DBackpropInputV2 Conv2DBackpropFilter Conv3DBackpropFilterV2
+    DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter""".split()
+)
+
+
+class Xla(Runtime):
+    """XLA, which compiles a graph as a whole."""
+
+    obeys_control_edges = False
+    runs_in_sessions = False
+
+    def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
+        return compiled_workspace(op, shape)
+
+    def may_copy(self, op: tf.Operation) -> bool:
+        return not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs))
+
+    def holding(self, reading: Reading, schedule: Schedule) -> Holding:
+        return _Gates(reading, schedule)
+
+
+def compiled_workspace(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes of scratch space that XLA's program for a CPU takes for `op`.
+
+    It transposes the operands of a convolution's gradient. The gradient of a depthwise filter it
+    takes from that of a dense one, of which it keeps the diagonal, and both are there at once. A
+    convolution in groups is made in another layout first.
+
+    Args:
+        op: the op.
+        shape: gives the shape of a tensor.
+
+    Returns:
+        Bytes; 0 for ops that are neither gradients of convolutions nor convolutions in groups.
+    """
+    if op.type == "Conv2D" and shape(op.inputs[0])[-1] != shape(op.inputs[1])[-2]:
+        return op.outputs[0].dtype.size * math.prod(shape(op.outputs[0]))
+    if op.type not in _TRANSPOSES:
+        return 0
+    size = op.outputs[0].dtype.size
+    if op.type == "DepthwiseConv2dNativeBackpropFilter":
+        height, width, channels, multiplier = shape(op.outputs[0])
+        return 2 * height * width * channels * channels * multiplier * size
+    if op.type == "Conv2DBackpropFilter":
+        height, width, channels_of_group, made = shape(op.outputs[0])
+        channels = shape(op.inputs[0])[-1]
+        if channels_of_group == 1 < channels:
+            return 2 * height * width * channels * made * size
+    return size * sum(math.prod(shape(t)) for t in op.inputs if t.dtype == op.outputs[0].dtype)
+
+
+class _Gates(Holding):
+    def __init__(self, reading: Reading, schedule: Schedule) -> None:
+        self.gates = _gates(reading, schedule)
+
+    def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
+        """Holds back what does not read through a gate.
+
+        A copy that reads weights alone waits for the run before it. And of a convolution's
+        gradient, the operands that are no gradients wait for that which is: XLA transposes them,
+        and would do so in the forward pass and keep both.
+        """
+        graph = runs[0].op.graph
+        backward = {run.op.name for run in runs if run.in_backward and not run.copy}
+        gated = {*backward, *(op.name for op in copies.values())}
+        previous: Sequence[tf.Tensor] = ()
+        with apart(graph, "gate"):
+            for run in runs:
+                op = copies[run.copy] if run.copy else run.op
+                if run.copy and not any(t.op.name in gated for t in op.inputs):
+                    gate.hold_back(op, previous, gated)
+                elif not run.copy and op.type in _TRANSPOSES:
+                    gate.hold_back(op, [t for t in op.inputs if t.op.name in backward], gated)
+                previous = op.outputs
+
+
+def _gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
+    """The gates of a schedule, by the place in it that each comes before.
+
+    There is one before each stretch of recomputed ops. It waits for what the backward ops since
+    the last gate made and did not use, so for all of them; and all that its stretch, and the
+    backward ops up to the next one, read of the forward pass goes through it.
+    """
+    problem, graph = reading.problem, reading.operations[0].graph
+    starts, ran, again_before, in_backward = [], set(), True, False
+    for place, index in enumerate(schedule):
+        again = index in ran or (in_backward and not problem.ops[index].backward)
+        ran.add(index)
+        in_backward = in_backward or again or problem.ops[index].backward
+        if again and not again_before:
+            starts.append(place)
+        again_before = again
+    found = {}
+    for before, start, end in zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False):
+        made: set[int] = set()
+        passes: dict[int, None] = {}
+        for index in schedule[start:end]:
+            op = problem.ops[index]
+            passes.update(
+                (t, None)
+                for t in op.inputs
+                if t not in made
+                and problem.made_by[t] >= 0
+                and not problem.ops[problem.made_by[t]].backward
+                and gate.may_wait(graph.get_tensor_by_name(problem.tensors[t].name))
+            )
+            made.update(op.outputs)
+        ops = [reading.operations[i] for i in schedule[before:start]]
+        ops = [op for op in ops if op.name in reading.new] or ops[-1:]
+        read = {t.name for op in ops for t in op.inputs}
+        after = [t for op in ops for t in op.outputs if t.name not in read and t.consumers()]
+        found[start] = Gate(after, list(passes))
+    return found

@@ -1,0 +1,44 @@
+"""Scratch space, against traced runs."""
+
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients.graph.runtimes import kernels
+from tests.graph.tracing import allocated
+
+CONVOLUTIONS = [
+    ((8, 32, 32, 16), (3, 3, 16, 16), 1),
+    ((8, 32, 32, 16), (3, 3, 16, 32), 2),
+    ((4, 64, 64, 32), (3, 3, 32, 32), 1),
+    ((16, 24, 24, 64), (1, 1, 64, 64), 1),
+]
+
+
+@pytest.mark.parametrize(("image", "kernel", "stride"), CONVOLUTIONS)
+def test_scratch_space_of_convolution_gradients(graph, image, kernel, stride):
+    x, w = tf.random.uniform(image), tf.random.uniform(kernel)
+    y = tf.nn.conv2d(x, w, stride, "SAME")
+    for grad in tf.gradients(y, [x, w], grad_ys=tf.random.uniform(y.shape)):
+        scratch = kernels.workspace(grad.op, lambda t: t.shape.as_list())
+        output = grad.shape.num_elements() * 4
+        assert allocated(grad) - output == pytest.approx(scratch, abs=4096)
+
+
+EINSUMS = [  # those of attention, forward and backward, and of a dense layer
+    ("BTNH,BSNH->BNTS", (8, 32, 4, 16), (8, 48, 4, 16)),
+    ("BNTS,BSNH->BTNH", (8, 4, 32, 48), (8, 48, 4, 16)),
+    ("BTNH,BNTS->BSNH", (8, 32, 4, 16), (8, 4, 32, 48)),
+    ("abc,cde->abde", (8, 32, 64), (64, 4, 16)),
+    ("abde,cde->abc", (8, 32, 4, 16), (64, 4, 16)),
+    ("abc,abde->cde", (8, 32, 64), (8, 32, 4, 16)),
+    ("ab,bc->ac", (128, 64), (64, 96)),
+    ("ab,cb->ca", (128, 64), (96, 64)),
+]
+
+
+@pytest.mark.parametrize(("equation", "left", "right"), EINSUMS)
+def test_scratch_space_of_einsum(graph, equation, left, right):
+    y = tf.einsum(equation, tf.random.uniform(left), tf.random.uniform(right))
+    assert y.op.type == "Einsum"
+    scratch = kernels.workspace(y.op, lambda t: t.shape.as_list())
+    assert allocated(y) - y.shape.num_elements() * 4 == pytest.approx(scratch, abs=4096)

@@ -1,0 +1,64 @@
+"""The kinds of op, against traced runs."""
+
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kinds
+from tests.graph.tracing import allocated
+
+SIDE = 256
+BYTES = SIDE * SIDE * 4
+
+
+def fresh():
+    return tf.random.uniform((SIDE, SIDE), 0.1, 0.9)
+
+
+IN_PLACE = {
+    "Relu": tf.nn.relu,
+    "Tanh": tf.tanh,
+    "Sigmoid": tf.sigmoid,
+    "AddV2": lambda x: x + tf.ones((SIDE,)),
+    "Mul": lambda x: x * 2.0,
+    "BiasAdd": lambda x: tf.nn.bias_add(x, tf.ones((SIDE,))),
+    "Softmax": tf.nn.softmax,
+    "SelectV2": lambda x: tf.where(tf.ones((SIDE, SIDE), tf.bool), x, 0.0),
+    "Square": tf.square,
+    "Rsqrt": tf.math.rsqrt,
+    "SparseSoftmaxCrossEntropyWithLogits": lambda x: (
+        tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(
+            features=x, labels=tf.zeros((SIDE,), tf.int32)
+        ).backprop
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_in_place_ops_take_no_new_buffer(graph, kind):
+    y = IN_PLACE[kind](fresh())
+    assert y.op.type == kind
+    assert kind in kinds.IN_PLACE
+    assert allocated(y) < BYTES / 10
+
+
+@pytest.mark.parametrize("make", [tf.transpose, lambda x: tf.matmul(x, x), tf.cumsum])
+def test_other_ops_take_a_buffer(graph, make):
+    y = make(fresh())
+    assert y.op.type not in kinds.IN_PLACE
+    assert allocated(y) >= BYTES
+
+
+VIEWS = {
+    "Reshape": lambda x: tf.reshape(x, (-1,)),
+    "Identity": tf.identity,
+    "ExpandDims": lambda x: tf.expand_dims(x, 0),
+    "Unpack": lambda x: tf.unstack(tf.reshape(x, (2, SIDE // 2, SIDE)))[1],
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_views_share_their_input(graph, kind):
+    y = VIEWS[kind](fresh())
+    assert y.op.type == kind
+    assert kinds.shown_input(y.op, 0) == 0
+    assert allocated(y) == 0
