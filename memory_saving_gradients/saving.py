@@ -42,7 +42,7 @@ from memory_saving_gradients.plan import Plan, record_plan
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import shown
-from memory_saving_gradients.verify import verified
+from memory_saving_gradients.verify import apply
 from memory_saving_gradients.warning import warn
 from memory_saving_gradients.why import why_nothing_is_saved
 
@@ -241,10 +241,7 @@ def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> tuple[Plan, bool]:
     reading, plan, saves = _decided(reading, wish)
     if not saves:
         return plan, False
-    if wish.verify:
-        return verified(reading, plan, wish), True
-    rewrite(reading, plan.schedule)
-    return plan, True
+    return apply(reading, plan, wish), True
 
 
 def _decided(reading: Reading, wish: Wish) -> tuple[Reading, Plan, bool]:

@@ -1,9 +1,10 @@
-"""One real run of the rewritten step: the proof of a plan, before the user's own run."""
+"""The proof of a plan, before the user's own run: a rehearsal, or a real run."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.decide import decide
@@ -19,18 +20,23 @@ from memory_saving_gradients.progress import shown
 from memory_saving_gradients.warning import warn
 from memory_saving_gradients.why import missed
 
-# How often to plan again where the run takes more than the budget.
+# How often to plan again where a step takes more than the budget.
 _ROUNDS = 3
 # A budget that was missed is tightened by what it was missed by, and so much more.
 _MARGIN = 0.99
+# A rehearsal is no run: so far it may be off.
+_TOLERANCE = 1.02
 
 
 class _Missed(Exception):
-    """The run took more than the budget."""
+    """The step took more than the budget."""
 
 
-def verified(reading: Reading, plan: Plan, wish: Wish) -> Plan:
-    """Rewrites a step by a plan, and measures a run; plans anew where that misses the budget.
+def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
+    """Rewrites a step by a plan that holds; plans anew where the first one does not.
+
+    With `verify=True` a run is measured. Else, where there is a budget, the runtime rehearses the
+    rewritten step; nothing runs.
 
     Args:
         reading: the step.
@@ -38,29 +44,63 @@ def verified(reading: Reading, plan: Plan, wish: Wish) -> Plan:
         wish: what was asked for.
 
     Returns:
-        The plan that was applied, with its `measured_peak_bytes`.
+        The plan that was applied.
 
     Raises:
         BudgetError: no plan was found whose run keeps the budget; the graph is plain.
         CannotMeasure: the step cannot be run with stand-ins for inputs and variables.
     """
-    if not reading.step.runtime.runs_in_sessions:
+    runtime, budget = reading.step.runtime, plan.budget_bytes
+    if wish.verify and runtime.runs_in_sessions:
+        return _held(reading, plan, wish, budget, lambda plan, nodes: _measured(reading, plan))
+    if wish.verify:
         warn(
             "memory_saving_gradients: verify=True measures what TensorFlow's executor runs, and "
             "XLA runs this step: see measure.compiled_peak"
         )
+    if budget is None:
         rewrite(reading, plan.schedule)
         return plan
-    budget = plan.budget_bytes
-    peaks: list[int] = []
+
+    def rehearsed(plan: Plan, nodes: list[str]) -> tuple[int, Plan]:
+        return plan.peak_bytes + runtime.rehearse(reading, plan.schedule, nodes), plan
+
+    try:
+        return _held(reading, plan, wish, int(budget * _TOLERANCE), rehearsed)
+    except BudgetError as error:
+        warn(
+            f"memory_saving_gradients: with what TensorFlow makes of it, this step may take "
+            f"{error.lowest_peak_bytes / 1e6:.1f} MB where {budget / 1e6:.1f} MB are allowed. "
+            "verify=True measures it"
+        )
+        rewrite(reading, plan.schedule)
+        return plan
+
+
+def _held(
+    reading: Reading,
+    plan: Plan,
+    wish: Wish,
+    most: int | None,
+    proof: Callable[[Plan, list[str]], tuple[int, Plan]],
+) -> Plan:
+    """Rewrites the step by the first plan that a proof finds to take no more than `most` bytes.
+
+    Args:
+        reading: the step.
+        plan: the first plan.
+        wish: what was asked for.
+        most: bytes, or None for any.
+        proof: of a plan and the nodes that it runs gives the peak, and the plan with what it found.
+    """
+    budget, peaks = plan.budget_bytes, []
     for _ in range(_ROUNDS):
         with contextlib.suppress(_Missed), tf_private.all_or_nothing():
-            rewrite(reading, plan.schedule)
-            with shown("memory_saving_gradients: measuring a run"):
-                peaks.append(_measured(reading))
-            if budget is not None and peaks[-1] > budget:
+            found, proven = proof(plan, rewrite(reading, plan.schedule))
+            peaks.append(found)
+            if most is not None and found > most:
                 raise _Missed
-            return dataclasses.replace(plan, budget_bytes=budget, measured_peak_bytes=peaks[-1])
+            return dataclasses.replace(proven, budget_bytes=budget)
         allowed = int(plan.peak_bytes * (budget or 0) / peaks[-1] * _MARGIN)
         try:
             plan = decide(reading, dataclasses.replace(wish, budget=allowed))
@@ -69,10 +109,14 @@ def verified(reading: Reading, plan: Plan, wish: Wish) -> Plan:
     raise missed(reading, budget or 0, min(peaks))
 
 
-def _measured(reading: Reading) -> int:
-    """The peak of a run of the step as it is now, in bytes."""
+def _measured(reading: Reading, plan: Plan) -> tuple[int, Plan]:
+    """The peak of a run of the step as it is now, in bytes; the plan says it."""
     operations = order.dependencies(t.op for t in reading.step.results)
     shapes = Shapes([*operations], reading.sizes)
-    with stand_ins(reading.step.results, operations, shapes) as (session, fetches, fed):
+    with (
+        shown("memory_saving_gradients: measuring a run"),
+        stand_ins(reading.step.results, operations, shapes) as (session, fetches, fed),
+    ):
         session.run(fetches, fed)
-        return session_peak(session, fetches, fed)
+        peak = session_peak(session, fetches, fed)
+    return peak, dataclasses.replace(plan, measured_peak_bytes=peak)

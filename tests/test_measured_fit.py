@@ -66,7 +66,6 @@ def trained(make, door, options):
 
 
 def make_step(make, door, options):
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     return trained(make, door, options)[0]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-_VIEWS = frozenset(
+VIEWS = frozenset(
     """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape
     Bitcast Snapshot RefIdentity CheckNumerics""".split()
 )
@@ -54,6 +54,13 @@ def shown_input(op: tf.Operation, output: int) -> int | None:
     """The input whose buffer an output of `op` shows, or None where it has one of its own."""
     if op.type == "IdentityN":
         return output
-    if op.type in _VIEWS or (op.type == "Unpack" and op.get_attr("axis") == 0):
+    if op.type in VIEWS or (op.type == "Unpack" and op.get_attr("axis") == 0):
         return 0
     return None
+
+
+def source(tensor: tf.Tensor) -> tf.Operation:
+    """The op that made what `tensor` shows."""
+    while (shown := shown_input(tensor.op, tensor.value_index)) is not None:
+        tensor = tensor.op.inputs[shown]
+    return tensor.op

@@ -50,7 +50,7 @@ def _refuse(op: tf.Operation, *grads: tf.Tensor) -> None:
 
 def rewrite(
     reading: Reading, schedule: Schedule, moved: Mapping[tuple[str, int], str] | None = None
-) -> None:
+) -> list[str]:
     """Makes the graph follow a schedule; an error leaves its ops as they are.
 
     Args:
@@ -58,19 +58,23 @@ def rewrite(
         schedule: what to run, in which order.
         moved: (op, input) to the name of what it read when it was differentiated, for inputs that
             have been changed since.
+
+    Returns:
+        The names of what runs, ops and copies, in the order of the schedule.
     """
     with tf_private.all_or_nothing():
-        before = _edit(reading, schedule)
+        before, nodes = _edit(reading, schedule)
         order.check_acyclic(reading.operations[0].graph)
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for place, tensor in {**before, **(moved or {})}.items():
         if place not in rerouted:
             rerouted[place] = tensor
             tf_private.can_be_undone(functools.partial(rerouted.pop, place))
+    return nodes
 
 
-def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
-    """Edits the graph; returns what the inputs read before that read copies now."""
+def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], str], list[str]]:
+    """Edits the graph; returns what the inputs read before that read copies now, and what runs."""
     edits = _Edits(reading)
     holding = reading.step.runtime.holding(reading, schedule)
     for place, index in enumerate(schedule):
@@ -86,7 +90,7 @@ def _edit(reading: Reading, schedule: Schedule) -> dict[tuple[str, int], str]:
         before[op.name, index] = op.inputs[index].name
         tf_private.update_input(op, index, copy)
     holding.hold(edits.runs, copies)
-    return before
+    return before, [run.copy or run.op.name for run in edits.runs]
 
 
 #: By graph: (op, input) -> the tensor that it read before it was made to read a copy. Names, as

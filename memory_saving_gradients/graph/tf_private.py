@@ -32,6 +32,7 @@ from tensorflow.python.framework import (
 )
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import item as grappler_item
+from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2, gradients
 
 
@@ -327,3 +328,17 @@ class Estimator:
         costs, _, _ = cluster.MeasureCosts(self._item)
         # Compute and memory time in whole nanoseconds; on a fast device a small op counts 0.
         return {cost.node: max(cost.compute_cost, 1) * 1e-9 for cost in costs}
+
+
+def optimized(graph_def: tf.compat.v1.GraphDef, fetches: Sequence[str]) -> tf.compat.v1.GraphDef:
+    """What Grappler makes of a graph in a session of default options; nothing runs.
+
+    `tf_optimizer.OptimizeGraph`: 1.5 on.
+
+    Args:
+        graph_def: the graph.
+        fetches: names of the tensors that a step fetches.
+    """
+    meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
+    meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
+    return tf_optimizer.OptimizeGraph(tf.compat.v1.ConfigProto(), meta_graph)

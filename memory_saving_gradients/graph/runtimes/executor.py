@@ -26,6 +26,7 @@ from memory_saving_gradients.graph import calls, kinds, tf_private
 from memory_saving_gradients.graph.devices import Device
 from memory_saving_gradients.graph.runtimes import grappler, kernels
 from memory_saving_gradients.graph.runtimes.gate import Gate
+from memory_saving_gradients.graph.runtimes.rehearsal import added_bytes
 from memory_saving_gradients.graph.runtimes.runtime import (
     COPY,
     Holding,
@@ -62,6 +63,9 @@ class Executor(Runtime):
 
     def holding(self, reading: Reading, schedule: Schedule) -> Holding:
         return _Waves(reading, schedule)
+
+    def rehearse(self, reading: Reading, schedule: Schedule, nodes: Sequence[str]) -> int:
+        return added_bytes(reading, schedule, nodes)
 
     def _on_cpu(self, op: tf.Operation) -> bool:
         device = op.device.upper() or str(self.device["type"])
@@ -222,7 +226,7 @@ def _early(op: tf.Operation, late: set[tf.Operation], factors: set[tf.Operation]
     Of x**3 Grappler makes x * x**2, and merges that square with the one of the gradient; then it
     would live from the one to the other.
     """
-    if op.type == "Pow" or late.isdisjoint(t.op for t in op.inputs):
+    if op.type == "Pow" or late.isdisjoint(kinds.source(t) for t in op.inputs):
         return [0]
     return grappler.multiplied(op, factors)
 

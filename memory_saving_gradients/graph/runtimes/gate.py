@@ -84,7 +84,7 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
     held = [
         (index, tensor)
         for index, tensor in enumerate(op.inputs)
-        if _source(tensor).name not in kept and may_wait(tensor)
+        if kinds.source(tensor).name not in kept and may_wait(tensor)
     ]
     if held:
         gate = never(after)
@@ -98,13 +98,6 @@ def may_wait(tensor: tf.Tensor) -> bool:
     """Whether XLA need not know `tensor` when it compiles, as it must shapes and axes."""
     is_shape = tensor.dtype.is_integer and (tensor.shape.rank is None or tensor.shape.rank < 2)
     return tensor.dtype in _CARRIERS and not is_shape and tensor.op.type != "Const"
-
-
-def _source(tensor: tf.Tensor) -> tf.Operation:
-    """The op that made what `tensor` shows."""
-    while (shown := kinds.shown_input(tensor.op, tensor.value_index)) is not None:
-        tensor = tensor.op.inputs[shown]
-    return tensor.op
 
 
 def _element(tensor: tf.Tensor) -> tf.Tensor:

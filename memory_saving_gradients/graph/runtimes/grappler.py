@@ -76,11 +76,12 @@ def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
     if ASSOCIATIVE.get(op.type) != "product":
         return []
     readers = [reader for reader in op.outputs[0].consumers() if reader.type in ASSOCIATIVE]
-    others = [t.op for reader in readers for t in reader.inputs if t.op is not op]
+    others = [kinds.source(t) for reader in readers for t in reader.inputs if t.op is not op]
     if all(other in late for other in others):
         return []
     known = (*kinds.SOURCES, *kinds.SHAPE_ONLY)
-    return [i for i, t in enumerate(op.inputs) if t.op not in late and t.op.type not in known]
+    sources = [kinds.source(t) for t in op.inputs]
+    return [i for i, s in enumerate(sources) if s not in late and s.type not in known]
 
 
 def _computation(op: tf.Operation) -> tuple:

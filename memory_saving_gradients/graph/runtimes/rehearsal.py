@@ -1,0 +1,105 @@
+"""What Grappler makes of a rewritten step, before a session runs it.
+
+The step as written and as optimised are replayed alike: an op runs in its place of the schedule,
+or, where it no longer waits for what comes before that, as soon as it can. What the optimised one
+holds beyond the other, the plan does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import networkx as nx
+import numpy as np
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.graph.runtimes import grappler
+from memory_saving_gradients.planning.problem import Schedule
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.graph.read import Reading
+
+# By how many places of the schedule an op may be early: those of a few waves.
+_SLACK = 64
+
+
+def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> int:
+    """The bytes by which Grappler raises the peak of a rewritten step; see `Runtime.rehearse`."""
+    written = reading.step.graph.as_graph_def()
+    fetches = [t.name for t in reading.step.results]
+    optimized = tf_private.optimized(written, fetches)
+    sizes = {}
+    for name, index in zip(names, schedule, strict=True):
+        for t in reading.problem.ops[index].outputs:
+            tensor = reading.problem.tensors[t]
+            sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
+    planned = _peak(_needed(written.node, fetches), fetches, names, sizes)
+    return max(0, _peak(optimized.node, fetches, names, sizes) - planned)
+
+
+def _needed(
+    nodes: Sequence[tf.compat.v1.NodeDef], fetches: Iterable[str]
+) -> list[tf.compat.v1.NodeDef]:
+    by_name = {node.name: node for node in nodes}
+    found: dict[str, tf.compat.v1.NodeDef] = {}
+    waiting = [_node_of(name) for name in fetches]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = by_name[name]
+            waiting.extend(_node_of(read) for read in by_name[name].input)
+    return list(found.values())
+
+
+def _peak(
+    nodes: Sequence[tf.compat.v1.NodeDef],
+    fetches: Sequence[str],
+    names: Sequence[str],
+    sizes: Mapping[str, int],
+) -> int:
+    """The most bytes that nodes hold at once, each run as late as the schedule says or can be."""
+    by_name = {node.name: node for node in nodes}
+    place = {name: i for i, name in enumerate(names)}
+    edges = nx.DiGraph()
+    edges.add_nodes_from(by_name)
+    for node in nodes:
+        if node.op not in order.BACK_EDGES:
+            edges.add_edges_from((_node_of(read), node.name) for read in node.input)
+    at: dict[str, int] = {}
+    size = dict(sizes)
+    owner: dict[str, str] = {}
+    read_last: dict[str, tuple[int, bool]] = {}  # when, and whether the reader writes over it
+    for name in nx.topological_sort(edges):
+        node = by_name[name]
+        ready = max((at[before] for before in edges.predecessors(name)), default=0)
+        planned = place.get(name, ready)
+        at[name] = planned if planned - ready <= _SLACK else ready
+        read = [_tensor(one) for one in node.input if not one.startswith("^")]
+        read = [owner.get(tensor, tensor) for tensor in read]
+        made = f"{name}:0"
+        if node.op in kinds.VIEWS and read:
+            owner[made] = read[0]
+        elif node.op == "Const":
+            size[made] = 0  # not the step's
+        elif node.op in grappler.ASSOCIATIVE:  # of other operands than in the plan, maybe
+            size[made] = min(size.get(made, 0), max(size.get(tensor, 0) for tensor in read))
+        for tensor in read:
+            over = node.op in kinds.IN_PLACE and size.get(made) == size.get(tensor)
+            read_last[tensor] = max(read_last.get(tensor, (0, False)), (at[name], over))
+    for name in fetches:
+        read_last[owner.get(name, name)] = len(names), False
+    live = np.zeros(len(names) + 2, dtype=np.int64)
+    for tensor, (end, over) in read_last.items():
+        live[at[_node_of(tensor)]] += size.get(tensor, 0)
+        live[end + (not over)] -= size.get(tensor, 0)
+    return int(live.cumsum().max())
+
+
+def _node_of(read: str) -> str:
+    return read.removeprefix("^").partition(":")[0]
+
+
+def _tensor(read: str) -> str:
+    return read if ":" in read else f"{read}:0"
