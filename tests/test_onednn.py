@@ -10,7 +10,16 @@ import sys
 import numpy as np
 import pytest
 
-MODELS = ["chain", "resnet20", "unet with biases", "gpt", "densenet", "mobilenet", "inception"]
+MODELS = [
+    "chain",
+    "resnet20",
+    "unet with biases",
+    "gpt",
+    "bert",
+    "densenet",
+    "mobilenet",
+    "inception",
+]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -35,6 +44,7 @@ def main(name):
     from memory_saving_gradients.graph.tf_private import onednn_enabled
     from test_models import DenseNet, Inception, MobileNet, UNet, build_v1
     from tests.cases import MODELS
+    from tests.graph.runtimes.test_rehearsal import Attention
 
     class BiasedUNet(UNet):
         """Convolutions with biases, whose gradients oneDNN merges with those of the kernels."""
@@ -46,6 +56,7 @@ def main(name):
     v1 = tf.compat.v1
     make, batch = {
         "unet with biases": (lambda: BiasedUNet(size=64, width=16, levels=2), 16),
+        "bert": (functools.partial(Attention, erf=True), 16),
         "densenet": (DenseNet, 16),
         "mobilenet": (functools.partial(MobileNet, 64), 16),
         "inception": (functools.partial(Inception, 64), 16),

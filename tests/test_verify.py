@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients import BudgetError, get_plans, gradients, verify
+from memory_saving_gradients.graph.runtimes.executor import Executor
 from test_models import Chain, CifarResNet, build_v1
 from tests.cases import assert_same
 
@@ -78,3 +79,27 @@ def test_fit_and_the_tape(capfd):
 
     with pytest.warns(UserWarning, match="XLA runs this step"):
         compiled(tf.ones((1000, 100)))
+
+
+def rehearsed_as(monkeypatch, *added):
+    """Has rehearsals find so many bytes more than planned, one after the other; then none."""
+    left = [*added]
+    monkeypatch.setattr(Executor, "rehearse", lambda *_: left.pop(0) if left else 0)
+
+
+def test_a_rehearsal_that_holds_more_is_planned_again(graph, monkeypatch):
+    rehearsed_as(monkeypatch, 10**6)
+    step = build_v1(Chain(24, width=64), 1024)
+    gradients(step.loss, step.variables, memory_budget=0.5)
+    (plan,) = get_plans()
+    assert plan.peak_bytes < 0.9 * plan.budget_bytes
+
+
+def test_where_no_rehearsal_keeps_the_budget_a_warning_says_so(graph, monkeypatch):
+    rehearsed_as(monkeypatch, *[10**9] * 5)
+    step = build_v1(Chain(24, width=64), 1024)
+    with pytest.warns(UserWarning, match=r"may take 10\d\d\.\d MB where .* verify=True"):
+        gradients(step.loss, step.variables, memory_budget=0.5)
+    (plan,) = get_plans()
+    assert plan.recomputed
+    assert plan.peak_bytes <= plan.budget_bytes

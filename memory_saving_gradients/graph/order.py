@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import networkx as nx
 import tensorflow as tf
@@ -106,19 +106,23 @@ def planned(
     new: Collection[tf.Operation],
     backward: set[tf.Operation],
     buffers: Buffers,
+    early: Mapping[tf.Operation, tf.Operation],
 ) -> list[tf.Operation]:
     """The order that schedules are made of: the user's ops as created, then the backward pass.
 
     Of the backward ops that could run next, the one that reads the latest activation comes
     first, so that activations die in the reverse of the order in which they were made; an op that
-    reads none goes with those that read its output. What `tf.gradients` made but does not wait
+    reads none goes with those that read its output; the reader of a product that runs `early`, and
+    so takes its first operand, comes right after that. What `tf.gradients` made but does not wait
     for a gradient runs as soon as it can.
     """
     latest: dict[tf.Operation, int] = {}  # the activation that an op goes with
     reads: set[tf.Operation] = set()
+    product_of = {reader: op for op, reader in early.items()}
     for op in reversed(operations):
         if op in backward:
-            shown = [buffers.shown_by(t) for t in op.inputs if buffers.matters(t)]
+            read = product_of.get(op, op).inputs
+            shown = [buffers.shown_by(t) for t in read if buffers.matters(t)]
             goes_with = [created[t.op] for t in shown if t.op not in backward]
             if goes_with:
                 reads.add(op)

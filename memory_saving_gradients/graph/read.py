@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import networkx as nx
 import numpy as np
@@ -91,7 +91,9 @@ def read(
     shapes = Shapes(operations, sizes)
     runtime = step.runtime
     buffers = Buffers(operations, shapes, runtime)
-    ordered = order.planned(graph, operations, created, step.new, backward, buffers)
+    early = runtime.runs_early(graph, backward)
+    executed, others = _as_run(graph, early)
+    ordered = order.planned(graph, operations, created, step.new, backward, buffers, early)
     ordered, postponed = order.postponed(graph, ordered, backward, buffers, step.results)
 
     tensor_of, tensors = _numbered(ordered, buffers)
@@ -116,7 +118,7 @@ def read(
         problem_ops.append(
             Op(
                 name=op.name,
-                inputs=tuple(_reads(op, tensor_of)),
+                inputs=_numbers(others[op], tensor_of) if op in others else _reads(op, tensor_of),
                 outputs=_makes(op, tensor_of, buffers, graph),
                 cost=seconds[op.name],
                 workspace=workspaces[op.name],
@@ -132,7 +134,7 @@ def read(
     index_of = {op: i for i, op in enumerate(kept_ops)}
 
     def course(early_last: bool) -> tuple[int, ...]:
-        events = runtime.order(graph, ordered, seconds, early_last)
+        events = runtime.order(executed, ordered, seconds, early_last)
         numbered = ((index_of[op], begins) for op, begins in events if op in index_of)
         return tuple(index if begins else ~index for index, begins in numbered)
 
@@ -156,6 +158,20 @@ def read(
         batch_size=shapes.batch_size,
         growth=growth,
     )
+
+
+def _as_run(
+    graph: nx.DiGraph, early: Mapping[tf.Operation, tf.Operation]
+) -> tuple[nx.DiGraph, dict[tf.Operation, list[tf.Tensor]]]:
+    """Who waits for whom, and what ops read, where products run without their first operand."""
+    executed = graph.copy() if early else graph
+    inputs: dict[tf.Operation, list[tf.Tensor]] = {}
+    for op, reader in early.items():
+        late, other = op.inputs
+        inputs[op], inputs[reader] = [other], [late, op.outputs[0]]
+        executed.remove_edge(late.op, op)
+        executed.add_edge(late.op, reader)
+    return executed, inputs
 
 
 def _growth(
@@ -247,7 +263,7 @@ def _called(
             if calls.bodies(one):
                 cost, workspace = _called(one, runtime, created, sizes)
             reads, makes = _reads(one, tensor_of), _makes(one, tensor_of, buffers, created)
-            steps.append(Op(one.name, tuple(reads), makes, cost, workspace))
+            steps.append(Op(one.name, reads, makes, cost, workspace))
         results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)
         if not tensors:
             continue
@@ -282,12 +298,16 @@ def _touches(op: tf.Operation, tensor_of: dict[str, int]) -> bool:
     return any(t.name in tensor_of for t in op.outputs) or bool(_reads(op, tensor_of))
 
 
-def _reads(op: tf.Operation, tensor_of: dict[str, int]) -> list[int]:
+def _reads(op: tf.Operation, tensor_of: dict[str, int]) -> tuple[int, ...]:
     """The tensors that `op` reads, each once."""
     if op.type in kinds.SHAPE_ONLY:
-        return []
-    inputs = (t for t in op.inputs if t.op.type not in order.BACK_EDGES)
-    return list(dict.fromkeys(tensor_of[t.name] for t in inputs if t.name in tensor_of))
+        return ()
+    return _numbers((t for t in op.inputs if t.op.type not in order.BACK_EDGES), tensor_of)
+
+
+def _numbers(tensors: Iterable[tf.Tensor], tensor_of: dict[str, int]) -> tuple[int, ...]:
+    """The numbers of tensors that matter, each once."""
+    return tuple(dict.fromkeys(tensor_of[t.name] for t in tensors if t.name in tensor_of))
 
 
 def _makes(

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
+import networkx as nx
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
@@ -60,6 +61,11 @@ class Executor(Runtime):
 
     def within(self, op: tf.Operation) -> Runtime:
         return Xla(self.device) if calls.is_compiled(op) else self
+
+    def runs_early(
+        self, graph: nx.DiGraph, late: Container[tf.Operation]
+    ) -> dict[tf.Operation, tf.Operation]:
+        return grappler.multiplied_early(graph, late)
 
     def holding(self, reading: Reading, schedule: Schedule) -> Holding:
         return _Waves(reading, schedule)

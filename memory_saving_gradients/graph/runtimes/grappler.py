@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import networkx as nx
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, tf_private
@@ -82,6 +83,39 @@ def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
     known = (*kinds.SOURCES, *kinds.SHAPE_ONLY)
     sources = [kinds.source(t) for t in op.inputs]
     return [i for i, s in enumerate(sources) if s not in late and s.type not in known]
+
+
+def multiplied_early(
+    graph: nx.DiGraph, late: Container[tf.Operation]
+) -> dict[tf.Operation, tf.Operation]:
+    """The products that Grappler has not wait for their first operand, each with its reader.
+
+    Of (g * a) * c, with a constant c, it makes g * (a * c) in all runs traced so far. So the plain
+    step multiplies a before g is there, and g lives until the second product.
+
+    Args:
+        graph: who waits for whom.
+        late: the ops of the backward pass.
+    """
+    found = {op: _scaled_by(op, graph) for op in graph if op.type == "Mul" and op in late}
+    return {
+        op: reader
+        for op, reader in found.items()
+        if reader and [kinds.source(t) in late for t in op.inputs] == [True, False]
+    }
+
+
+def node_of(read: str) -> str:
+    """The node that an input of a node names."""
+    return read.removeprefix("^").partition(":")[0]
+
+
+def _scaled_by(op: tf.Operation, graph: nx.DiGraph) -> tf.Operation | None:
+    """The only reader of `op`, if it multiplies that by a constant."""
+    readers = list(graph.successors(op))
+    if len(readers) != 1 or readers[0].type not in ("Mul", "RealDiv"):
+        return None
+    return readers[0] if any(t.op.type == "Const" for t in readers[0].inputs) else None
 
 
 def _computation(op: tf.Operation) -> tuple:

@@ -44,12 +44,12 @@ def _needed(
 ) -> list[tf.compat.v1.NodeDef]:
     by_name = {node.name: node for node in nodes}
     found: dict[str, tf.compat.v1.NodeDef] = {}
-    waiting = [_node_of(name) for name in fetches]
+    waiting = [grappler.node_of(name) for name in fetches]
     while waiting:
         name = waiting.pop()
         if name not in found:
             found[name] = by_name[name]
-            waiting.extend(_node_of(read) for read in by_name[name].input)
+            waiting.extend(grappler.node_of(read) for read in by_name[name].input)
     return list(found.values())
 
 
@@ -66,7 +66,7 @@ def _peak(
     edges.add_nodes_from(by_name)
     for node in nodes:
         if node.op not in order.BACK_EDGES:
-            edges.add_edges_from((_node_of(read), node.name) for read in node.input)
+            edges.add_edges_from((grappler.node_of(read), node.name) for read in node.input)
     at: dict[str, int] = {}
     size = dict(sizes)
     owner: dict[str, str] = {}
@@ -92,13 +92,9 @@ def _peak(
         read_last[owner.get(name, name)] = len(names), False
     live = np.zeros(len(names) + 2, dtype=np.int64)
     for tensor, (end, over) in read_last.items():
-        live[at[_node_of(tensor)]] += size.get(tensor, 0)
+        live[at[grappler.node_of(tensor)]] += size.get(tensor, 0)
         live[end + (not over)] -= size.get(tensor, 0)
     return int(live.cumsum().max())
-
-
-def _node_of(read: str) -> str:
-    return read.removeprefix("^").partition(":")[0]
 
 
 def _tensor(read: str) -> str:

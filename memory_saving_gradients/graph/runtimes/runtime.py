@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import networkx as nx
@@ -97,6 +97,20 @@ class Runtime(abc.ABC):
     def may_copy(self, op: tf.Operation) -> bool:
         """Whether an op that computes the same again may be added."""
         return True
+
+    def runs_early(
+        self, graph: nx.DiGraph, late: Container[tf.Operation]
+    ) -> dict[tf.Operation, tf.Operation]:
+        """The products that are computed without their first operand, which their reader reads.
+
+        Args:
+            graph: who waits for whom.
+            late: the ops of the backward pass.
+
+        Returns:
+            Product to reader.
+        """
+        return {}
 
     def order(
         self,
