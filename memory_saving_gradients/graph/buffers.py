@@ -37,7 +37,7 @@ class Buffers:
                 if shown is not None and tensor.dtype not in kinds.HANDLES:
                     self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
                     self._bytes[tensor.name] = self.bytes(shown)
-                elif op.type not in kinds.SOURCES and tensor.dtype not in kinds.HANDLES:
+                elif kinds.is_of_the_step(op) and tensor.dtype not in kinds.HANDLES:
                     known = tensor.dtype != tf.variant
                     size = shapes.bytes(tensor) if known else functions.held_bytes(tensor, shapes)
                     size = runtime.untold_bytes(op, i, shapes) or size

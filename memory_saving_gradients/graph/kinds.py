@@ -59,6 +59,18 @@ def shown_input(op: tf.Operation, output: int) -> int | None:
     return None
 
 
+def is_of_the_step(op: tf.Operation) -> bool:
+    """Whether the outputs of `op` are made in a step, and no one else's.
+
+    A variable that is gathered from, or scattered to, is copied wherever it is read as a whole
+    (`EnsureSparseVariableAccess`): the tied embedding of a language model.
+    """
+    if op.type == "ReadVariableOp":
+        kinds = {reader.type for reader in op.inputs[0].consumers()}
+        return any(kind.startswith(("ResourceGather", "ResourceScatter")) for kind in kinds)
+    return op.type not in SOURCES
+
+
 def source(tensor: tf.Tensor) -> tf.Operation:
     """The op that made what `tensor` shows."""
     while (shown := shown_input(tensor.op, tensor.value_index)) is not None:

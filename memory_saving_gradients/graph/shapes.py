@@ -94,6 +94,14 @@ class Shapes:
                     f"batch_size={given.batch or dict(given.shapes)} contradicts the graph: "
                     f"{contradiction}"
                 )
+        if operations:
+            graph = self._inferred or operations[0].graph
+            for _ in range(_ROUNDS):
+                sizes = {op.name: _by_data(op) for op in graph.get_operations()}
+                known = {name: found for name, found in sizes.items() if found}
+                if not known:
+                    break
+                self._inferred = graph = _with_shapes(graph, known)
         for op in operations:
             if op.type == "Placeholder" and op.outputs[0].shape.rank:
                 sizes = op.outputs[0].shape.as_list()
@@ -125,7 +133,7 @@ class Shapes:
             return {y.name: self(x) for y, x in zip(op.outputs, op.inputs, strict=False)}
         for body in calls.bodies(op) if calls.is_plain_call(op) else []:
             given = zip(body.inputs, op.inputs, strict=True)
-            known = {inside.op.name: self(t) for inside, t in given if t.dtype.size}
+            known = {inside.op.name: [self(t)] for inside, t in given if t.dtype.size}
             try:
                 graph = _with_shapes(body, known)
             except ValueError:  # an input of unknown rank counts as a scalar, and may be none
@@ -155,18 +163,42 @@ def _with_known_inputs(graph: tf.Graph, size: int, given: InputSizes) -> tf.Grap
     for op in graph.get_operations():
         if op.type in _INPUTS and op.outputs[0].shape.rank is not None:
             sizes = op.outputs[0].shape.as_list()
-            known[op.name] = given.of(op.name, sizes, size)
+            known[op.name] = [given.of(op.name, sizes, size)]
     return _with_shapes(graph, known)
 
 
-def _with_shapes(graph: tf.Graph, known: dict[str, list[int]]) -> tf.Graph:
-    """A copy of the graph in which ops have outputs of the known shapes."""
+# Of ops whose sizes depend on data, some depend on others: so often is looked for more.
+_ROUNDS = 4
+
+
+def _by_data(op: tf.Operation) -> list[list[int]]:
+    """The likely shapes of the outputs of an op whose data tell them; none if it is no such op.
+
+    The parts of a partition are taken to be of equal size, and a mask to leave all in.
+    """
+    if op.type not in ("DynamicPartition", "Where") or op.outputs[0].shape.is_fully_defined():
+        return []
+    if not all(t.shape.is_fully_defined() for t in op.inputs):
+        return []
+    shape = op.inputs[0].shape.as_list()
+    if op.type == "Where":
+        return [[math.prod(shape), len(shape)]]
+    by = op.inputs[1].shape.rank
+    return [[math.prod(shape[:by]) // len(op.outputs), *shape[by:]] for _ in op.outputs]
+
+
+def _with_shapes(graph: tf.Graph, known: dict[str, list[list[int]]]) -> tf.Graph:
+    """A copy of the graph in which the outputs of ops have the known shapes."""
     graph_def = graph.as_graph_def()
-    for node in graph_def.node:
-        if node.name in known:
-            dtype = graph.get_tensor_by_name(f"{node.name}:0").dtype
-            if dtype not in (tf.resource, tf.variant):
-                node.CopyFrom(stand_in(node.name, dtype, known[node.name]))
+    for node in [*graph_def.node]:
+        outputs = graph.get_operation_by_name(node.name).outputs if node.name in known else []
+        dtypes = [t.dtype for t in outputs]
+        if not outputs or tf.resource in dtypes or tf.variant in dtypes:
+            continue
+        parts = [f"{node.name}/{i}" for i in range(len(outputs))]
+        graph_def.node.extend(map(stand_in, parts, dtypes, known[node.name]))
+        node.CopyFrom(tf.compat.v1.NodeDef(name=node.name, op="IdentityN", input=parts))
+        node.attr["T"].list.type.extend(dtype.base_dtype.as_datatype_enum for dtype in dtypes)
     with tf.Graph().as_default() as inferred:
         tf.graph_util.import_graph_def(graph_def, name="")
     return inferred

@@ -62,3 +62,13 @@ def test_views_share_their_input(graph, kind):
     assert y.op.type == kind
     assert kinds.shown_input(y.op, 0) == 0
     assert allocated(y) == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_variable_that_is_gathered_from_is_copied_when_it_is_read(graph, tied):
+    table = tf.Variable(tf.ones((SIDE, SIDE)))
+    rows = tf.gather(table, tf.range(3)) if tied else tf.ones((3, SIDE))
+    y = tf.matmul(rows, table)
+    read = y.op.inputs[1]
+    assert kinds.is_of_the_step(read.op) == tied
+    assert allocated(read, also=y) == (BYTES if tied else 0)

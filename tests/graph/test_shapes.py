@@ -46,3 +46,22 @@ def test_shapes_that_no_nominal_size_suits_count_each_unknown_dimension(graph):
 def test_an_unknown_rank_counts_as_a_scalar(graph):
     x = v1.placeholder(tf.float32)
     assert Shapes(graph.get_operations()).bytes(x) == 4
+
+
+def test_sizes_that_depend_on_data(graph):
+    """The parts of a partition are equal, a mask leaves all in; what is made of them follows."""
+    rows = v1.placeholder(tf.float32, (64, 8))
+    kind = v1.placeholder(tf.int32, (64,))
+    parts = tf.dynamic_partition(rows, kind, 4)
+    again = tf.dynamic_partition(parts[1], tf.cast(parts[1][:, 0], tf.int32), 2)
+    kept = tf.tanh(tf.boolean_mask(rows, kind > 0))
+    shapes = Shapes(graph.get_operations())
+    assert [shapes(part) for part in parts] == [[16, 8]] * 4
+    assert [shapes(part) for part in again] == [[8, 8]] * 2
+    assert shapes(kept) == [64, 8]
+
+
+def test_sizes_that_depend_on_data_and_an_unknown_batch(graph):
+    rows = v1.placeholder(tf.float32, (None, 8))
+    part = tf.tanh(tf.dynamic_partition(rows, v1.placeholder(tf.int32, (None,)), 4)[3])
+    assert Shapes(graph.get_operations())(part) == [32, 8]
