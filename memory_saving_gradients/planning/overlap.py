@@ -1,4 +1,4 @@
-"""Which runs of a schedule may overlap without a higher peak."""
+"""Which runs of a schedule may overlap, or change places, without a higher peak."""
 
 from __future__ import annotations
 
@@ -51,3 +51,21 @@ def waves(
         found.append(range(begin, end))
         begin = end
     return found
+
+
+def runs_ahead(problem: Problem, schedule: Schedule, first: int) -> bool:
+    """Whether the forward pass, if nothing orders it, raises the peak of a schedule.
+
+    Args:
+        problem: the step.
+        schedule: what to run, in which order.
+        first: the first entry of the backward pass.
+    """
+    begins = (index for index in problem.as_executed if index >= 0)
+    place = {index: i for i, index in enumerate(begins)}
+    forward = sorted(schedule[:first], key=lambda index: place.get(index, 0))
+    unordered = simulate(problem, [*forward, *schedule[first:]])
+    return unordered.peak > _NEGLIGIBLE * simulate(problem, schedule).peak
+
+
+_NEGLIGIBLE = 1.01

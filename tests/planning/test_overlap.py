@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_saving_gradients.planning.keep import keeping
-from memory_saving_gradients.planning.overlap import waves
+from memory_saving_gradients.planning.overlap import runs_ahead, waves
+from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from tests.planning.problems import chain, problems
 
@@ -51,6 +52,18 @@ def test_what_depends_on_time_begins_a_wave():
     step = chain(40)
     assert 75 not in {wave.start for wave in waves(step, range(80), 40)}
     assert 75 in {wave.start for wave in waves(step, range(80), 40, alone={75})}
+
+
+def test_towers_run_ahead_of_one_another_where_nothing_orders_them():
+    """Each makes a large tensor and a small one of it; the backward pass reads the small ones."""
+    ops = [op for i in range(0, 8, 2) for op in (Op("", (), (i,)), Op("", (i,), (i + 1,)))]
+    last = Op("", (1, 3, 5, 7), (8,), backward=True)
+    tensors = tuple(Tensor(f"{i}:0", 1 if i % 2 else 100) for i in range(9))
+    one_by_one = Problem((*ops, last), tensors, frozenset({8}), as_executed=tuple(range(9)))
+    assert not runs_ahead(one_by_one, range(9), 8)
+    abreast = dataclasses.replace(one_by_one, as_executed=(0, 2, 4, 6, 1, 3, 5, 7, 8))
+    assert runs_ahead(abreast, range(9), 8)
+    assert not runs_ahead(dataclasses.replace(abreast, as_executed=()), range(9), 8)
 
 
 @given(problems())

@@ -1,7 +1,8 @@
 """TensorFlow's executor, and how ops are made to wait in it: by control edges.
 
-The backward pass is a sequence of waves (`planning.overlap`). Within a wave ops wait for their data
-alone, so they overlap; what begins a wave waits for what ended the one before, on its device.
+The backward pass is a sequence of waves (`planning.overlap`), and so is the forward pass where it
+would take too much in an order of its own. Within a wave ops wait for their data alone, so they
+overlap; what begins a wave waits for what ended the one before, on its device.
 
 Four kinds of op have no part in that. Ops that are not in the problem (shapes, views, small
 tensors) wait for their data alone. `BiasAddGrad` waits for nothing but its gradient, and is waited
@@ -37,7 +38,7 @@ from memory_saving_gradients.graph.runtimes.runtime import (
     apart,
 )
 from memory_saving_gradients.graph.runtimes.xla import Xla
-from memory_saving_gradients.planning.overlap import waves
+from memory_saving_gradients.planning.overlap import runs_ahead, waves
 from memory_saving_gradients.planning.problem import Schedule
 
 if TYPE_CHECKING:
@@ -100,10 +101,12 @@ class _Waves(Holding):
         end_of = functools.cache(lambda op: _end_of(op, op in entries.edgeless))
         latest: dict[str, list[tf.Operation]] = {}  # by device: how its last wave ended
         previous: list[tf.Operation] = []  # how the last wave ended, on any device
-        for i in (i for i in range(entries.first) if entries.has_edges[i]):
+        problem, schedule = self._reading.problem, self._schedule
+        begin = 0 if runs_ahead(problem, schedule, entries.first) else entries.first
+        for i in (i for i in range(begin) if entries.has_edges[i]):
             previous = latest[ops[i].device] = [ops[i]]
         alone = {i for i, op in enumerate(self._reading.operations) if _depends_on_time(op)}
-        for wave in waves(self._reading.problem, self._schedule, entries.first, alone):
+        for wave in waves(problem, schedule, begin, alone):
             waiting, ended = entries.begin_and_end(wave)
             due = biases.due(wave.start) if waiting else []
             for i, inputs in waiting.items():
@@ -167,7 +170,7 @@ class _Entries:
                     ends.pop(j, None)
                 if not any(self.has_edges[j] for j in inside):
                     waiting[i] = _data(op) if calls.calls(op) else []
-            elif self._merged[i]:
+            elif self._merged[i] and i >= self.first:
                 held = _early(op, self._late, self._factors[i])
                 if held:
                     waiting[i] = held
