@@ -1,6 +1,8 @@
 """Measures Keras `fit` plainly, with other ways to recompute, and with `save_memory`.
 
-Writes docs/keras.json, from which scripts/render_readme.py makes tables of the README.
+In default processes; losses are compared in others, without oneDNN, where kernels are
+deterministic. Writes docs/keras.json, from which scripts/render_readme.py makes tables of the
+README.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import platform
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +79,23 @@ def losses(label: str, method: str, count: int = 5) -> list[float]:
     return [float(model.train_on_batch(x, y)) for _ in range(count)]
 
 
+def equal_losses(label: str, methods: list[str]) -> dict[str, bool]:
+    """Whether the losses of each method are those of plain `fit`, bit for bit."""
+    tf.config.experimental.enable_op_determinism()
+    plain = losses(label, "plain")
+    return {method: losses(label, method) == plain for method in methods}
+
+
+def equal_losses_without_onednn(label: str, methods: list[str]) -> dict[str, bool]:
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.keras_benchmark", "--losses", label, *methods],
+        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def measure_model(label: str, jit: bool, rounds: int) -> dict[str, dict]:
     """Peak, prediction and time of each method on one model; the error of one that fails."""
     found: dict[str, dict] = {}
@@ -93,10 +114,8 @@ def measure_model(label: str, jit: bool, rounds: int) -> dict[str, dict]:
             found[method] |= {"predicted_bytes": plan.peak_bytes, "overhead": plan.overhead}
             found["plain"]["predicted_bytes"] = plan.baseline_peak_bytes
     if not jit:
-        tf.config.experimental.enable_op_determinism()
-        plain = losses(label, "plain")
-        for method in works:
-            found[method]["equal_losses"] = losses(label, method) == plain
+        for method, equal in equal_losses_without_onednn(label, works).items():
+            found[method]["equal_losses"] = equal
     return found
 
 
@@ -105,8 +124,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=list(KERAS_MODELS), help="keep other results")
     parser.add_argument("--jit", choices=["yes", "no", "both"], default="both")
+    parser.add_argument("--losses", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=Path("docs/keras.json"))
     options = parser.parse_args()
+    if options.losses:
+        label, *methods = options.losses
+        print(json.dumps(equal_losses(label, methods)))
+        return
     results = json.loads(options.output.read_text()) if options.output.exists() else {}
     results["machine"] = (
         f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}, "

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients import BudgetError, get_plans, gradients, verify
+from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.runtimes.executor import Executor
 from test_models import Chain, CifarResNet, build_v1
 from tests.cases import assert_same
@@ -93,6 +94,16 @@ def test_a_rehearsal_that_holds_more_is_planned_again(graph, monkeypatch):
     gradients(step.loss, step.variables, memory_budget=0.5)
     (plan,) = get_plans()
     assert plan.peak_bytes < 0.9 * plan.budget_bytes
+
+
+def test_where_grappler_fails_nothing_is_rehearsed(graph, monkeypatch):
+    def fail(*_):
+        raise tf.errors.InvalidArgumentError(None, None, "no")
+
+    monkeypatch.setattr(tf_private, "optimized", fail)
+    step = build_v1(Chain(24, width=64), 1024)
+    gradients(step.loss, step.variables, memory_budget=0.5)
+    assert get_plans()[0].recomputed
 
 
 def test_where_no_rehearsal_keeps_the_budget_a_warning_says_so(graph, monkeypatch):

@@ -26,10 +26,16 @@ _SLACK = 64
 
 
 def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> int:
-    """The bytes by which Grappler raises the peak of a rewritten step; see `Runtime.rehearse`."""
+    """The bytes by which Grappler raises the peak of a rewritten step; see `Runtime.rehearse`.
+
+    None are found where Grappler fails: a session then runs the graph as it is written.
+    """
     written = reading.step.graph.as_graph_def()
     fetches = [t.name for t in reading.step.results]
-    optimized = tf_private.optimized(written, fetches)
+    try:
+        optimized = tf_private.optimized(written, fetches)
+    except tf.errors.OpError:
+        return 0
     sizes = {}
     for name, index in zip(names, schedule, strict=True):
         for t in reading.problem.ops[index].outputs:
