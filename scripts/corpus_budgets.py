@@ -6,6 +6,7 @@ docs/corpus.json, from which scripts/render_readme.py makes docs/corpus.md.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ RUNS = 3  # the highest peak counts
 LARGE = ("DenseNet-121", "ResNet-101, auxiliary loss", "1,000-layer ResNet", "200 parallel towers")
 
 
-def measure_all(threads: int) -> dict[str, dict]:
+def measure_all(threads: int, only: list[str]) -> dict[str, dict]:
     """By graph: predicted and measured bytes of every budget."""
     import numpy as np
     import tensorflow as tf
@@ -59,7 +60,7 @@ def measure_all(threads: int) -> dict[str, dict]:
             }
 
     found: dict[str, dict] = {}
-    names = [name for name in CORPUS if name not in LARGE]
+    names = only or [name for name in CORPUS if name not in LARGE]
     for name in track(names, "graphs", console=Console(stderr=True)):
         found[name] = {f"{share:g}": row(name, share) for share in SHARES}
         lowest = (row(name, 0.01) or {}).get("lowest")
@@ -69,10 +70,18 @@ def measure_all(threads: int) -> dict[str, dict]:
 
 
 def main() -> None:
-    results: dict[str, dict] = {}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], help="keep the other results")
+    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.threads is not None:
+        print(json.dumps(measure_all(options.threads, options.only)))
+        return
+    results: dict[str, dict] = json.loads(OUTPUT.read_text()) if options.only else {}
     for onednn, threads in itertools.product("10", "10"):
         environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command = [sys.executable, "-W", "ignore", "-m", "scripts.corpus_budgets", threads]
+        command = [sys.executable, "-W", "ignore", "-m", "scripts.corpus_budgets"]
+        command += ["--threads", threads, *(["--only", *options.only] if options.only else [])]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         for name, rows in json.loads(done.stdout.splitlines()[-1]).items():
             results.setdefault(name, {})[f"oneDNN {onednn}, threads {threads}"] = rows
@@ -80,7 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        print(json.dumps(measure_all(int(sys.argv[1]))))
-    else:
-        main()
+    main()

@@ -103,8 +103,8 @@ def keras_notes(results: dict) -> str:
                 ratio = lowest["seconds"] / theirs["seconds"]
                 better.append(f"{where} (our lowest peak takes {ratio:.2f}× its time)")
     text = (
-        "Without `jit_compile`, the losses of the first 5 steps with ours are those of plain "
-        "`fit`, bit for bit"
+        "Without `jit_compile` and oneDNN, the losses of the first 5 steps with ours are those of "
+        "plain `fit`, bit for bit"
     )
     text += f", but for rounding on {', '.join(unequal)} (see Limits)." if unequal else "."
     if better:

@@ -27,7 +27,8 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
 
     The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
     `conv_grad_input_ops` (Eigen kernels): as many images are unrolled at a time as fill the
-    last-level cache. oneDNN's kernels take far less and count as none. `Einsum` transposes.
+    last-level cache. oneDNN's kernels, for float32 and bfloat16, take far less and count as none.
+    `Einsum` transposes.
 
     Args:
         op: the op.
@@ -40,7 +41,9 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
     if op.type == "MaxPoolGrad":
         # The maxima of each window again, and their positions as int64.
         return math.prod(shape(op.inputs[1])) * (size + 8)
-    if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput") and not onednn_enabled():
+    if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput") and not (
+        onednn_enabled() and op.outputs[0].dtype in _REGISTERS
+    ):
         is_filter = op.type == "Conv2DBackpropFilter"
         kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
         batch, height, width, filters = shape(op.inputs[2])
