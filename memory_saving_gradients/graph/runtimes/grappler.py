@@ -115,7 +115,9 @@ def _scaled_by(op: tf.Operation, graph: nx.DiGraph) -> tf.Operation | None:
     readers = list(graph.successors(op))
     if len(readers) != 1 or readers[0].type not in ("Mul", "RealDiv"):
         return None
-    return readers[0] if any(t.op.type == "Const" for t in readers[0].inputs) else None
+    first, second = (t.op for t in readers[0].inputs)
+    scales = second.type == "Const" or (first.type == "Const" and readers[0].type == "Mul")
+    return readers[0] if scales else None
 
 
 def _computation(op: tf.Operation) -> tuple:
