@@ -17,7 +17,6 @@ from pathlib import Path
 OUTPUT = Path("docs/corpus.json")
 SHARES = (0.7, 0.5, 0.3)
 RUNS = 3  # the highest peak counts
-LARGE = ("DenseNet-121", "ResNet-101, auxiliary loss", "1,000-layer ResNet", "200 parallel towers")
 
 
 def measure_all(threads: int, only: list[str]) -> dict[str, dict]:
@@ -30,7 +29,7 @@ def measure_all(threads: int, only: list[str]) -> dict[str, dict]:
     from memory_saving_gradients import BudgetError, get_plans, gradients
     from memory_saving_gradients.measure import session_peak
     from test_models import build_v1
-    from tests.corpus import CORPUS
+    from tests.corpus import CORPUS, LARGE
 
     v1 = tf.compat.v1
     tf.config.threading.set_inter_op_parallelism_threads(threads)

@@ -66,3 +66,11 @@ CORPUS = {
     "1,000-layer ResNet": (lambda: CifarResNet(1004, size=8, width=4), 16),
     "200 parallel towers": (Towers, 256),
 }
+
+#: Too large for the ordinary run.
+LARGE = (
+    "DenseNet-121",
+    "ResNet-101, auxiliary loss",
+    "1,000-layer ResNet",
+    "200 parallel towers",
+)

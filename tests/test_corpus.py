@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import BudgetError, gradients
 from tests.cases import OPTIONS, assert_same, run_session
-from tests.corpus import CORPUS
+from tests.corpus import CORPUS, LARGE
 
 #: Every graph is tested with all of these; in the ordinary run with the first.
 HOW = {
@@ -17,14 +17,6 @@ HOW = {
     "budget 0.7": {"memory_budget": 0.7},
     "budget 0.4": {"memory_budget": 0.4},
 }
-
-#: Too large for the ordinary run.
-LARGE = (
-    "DenseNet-121",
-    "ResNet-101, auxiliary loss",
-    "1,000-layer ResNet",
-    "200 parallel towers",
-)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ def passed_on(op: tf.Operation, output: int) -> int | None:
     if not found:
         return None
     (body,) = found
-    return output if _owner(body.outputs[output]) is body.inputs[output] else None
+    return output if kinds.owner(body.outputs[output]) is body.inputs[output] else None
 
 
 def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
@@ -85,20 +85,14 @@ def _collected(body: tf.Graph, collection: tf.Tensor, outside: Shapes) -> int:
 def _elements(body: tf.Graph, collection: tf.Tensor) -> Iterator[tf.Tensor]:
     """What a round adds to a list; the next round begins with its results."""
     begins_with = {
-        t.name: _owner(result) for t, result in zip(body.inputs, body.outputs, strict=False)
+        t.name: kinds.owner(result) for t, result in zip(body.inputs, body.outputs, strict=False)
     }
     while collection.op.type in _ADD_TO_LISTS:
-        element = _owner(collection.op.inputs[_ADD_TO_LISTS[collection.op.type]])
+        element = kinds.owner(collection.op.inputs[_ADD_TO_LISTS[collection.op.type]])
         element = begins_with.get(element.name, element)
         if element.op.type not in kinds.SOURCES:
             yield element
         collection = collection.op.inputs[0]
-
-
-def _owner(tensor: tf.Tensor) -> tf.Tensor:
-    while (shown := kinds.shown_input(tensor.op, tensor.value_index)) is not None:
-        tensor = tensor.op.inputs[shown]
-    return tensor
 
 
 def rounds(op: tf.Operation) -> int:

@@ -71,8 +71,8 @@ def is_of_the_step(op: tf.Operation) -> bool:
     return op.type not in SOURCES
 
 
-def source(tensor: tf.Tensor) -> tf.Operation:
-    """The op that made what `tensor` shows."""
+def owner(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor whose buffer `tensor` shows, itself if it has one of its own."""
     while (shown := shown_input(tensor.op, tensor.value_index)) is not None:
         tensor = tensor.op.inputs[shown]
-    return tensor.op
+    return tensor

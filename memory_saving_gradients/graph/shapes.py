@@ -97,8 +97,8 @@ class Shapes:
         if operations:
             graph = self._inferred or operations[0].graph
             for _ in range(_ROUNDS):
-                sizes = {op.name: _by_data(op) for op in graph.get_operations()}
-                known = {name: found for name, found in sizes.items() if found}
+                ops = graph.get_operations()
+                known = {op.name: found for op in ops if (found := _by_data(op))}
                 if not known:
                     break
                 self._inferred = graph = _with_shapes(graph, known)

@@ -235,7 +235,7 @@ def _early(op: tf.Operation, late: set[tf.Operation], factors: set[tf.Operation]
     Of x**3 Grappler makes x * x**2, and merges that square with the one of the gradient; then it
     would live from the one to the other.
     """
-    if op.type == "Pow" or late.isdisjoint(kinds.source(t) for t in op.inputs):
+    if op.type == "Pow" or late.isdisjoint(kinds.owner(t).op for t in op.inputs):
         return [0]
     return grappler.multiplied(op, factors)
 

@@ -84,7 +84,7 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
     held = [
         (index, tensor)
         for index, tensor in enumerate(op.inputs)
-        if kinds.source(tensor).name not in kept and may_wait(tensor)
+        if kinds.owner(tensor).op.name not in kept and may_wait(tensor)
     ]
     if held:
         gate = never(after)

@@ -77,11 +77,11 @@ def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
     if ASSOCIATIVE.get(op.type) != "product":
         return []
     readers = [reader for reader in op.outputs[0].consumers() if reader.type in ASSOCIATIVE]
-    others = [kinds.source(t) for reader in readers for t in reader.inputs if t.op is not op]
+    others = [kinds.owner(t).op for reader in readers for t in reader.inputs if t.op is not op]
     if all(other in late for other in others):
         return []
     known = (*kinds.SOURCES, *kinds.SHAPE_ONLY)
-    sources = [kinds.source(t) for t in op.inputs]
+    sources = [kinds.owner(t).op for t in op.inputs]
     return [i for i, s in enumerate(sources) if s not in late and s.type not in known]
 
 
@@ -101,7 +101,7 @@ def multiplied_early(
     return {
         op: reader
         for op, reader in found.items()
-        if reader and [kinds.source(t) in late for t in op.inputs] == [True, False]
+        if reader and [kinds.owner(t).op in late for t in op.inputs] == [True, False]
     }
 
 

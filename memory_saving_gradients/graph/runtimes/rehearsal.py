@@ -7,7 +7,7 @@ holds beyond the other, the plan does not know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -41,22 +41,9 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
         for t in reading.problem.ops[index].outputs:
             tensor = reading.problem.tensors[t]
             sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
-    planned = _peak(_needed(written.node, fetches), fetches, names, sizes)
+    needed = {op.name for op in order.dependencies(t.op for t in reading.step.results)}
+    planned = _peak([n for n in written.node if n.name in needed], fetches, names, sizes)
     return max(0, _peak(optimized.node, fetches, names, sizes) - planned)
-
-
-def _needed(
-    nodes: Sequence[tf.compat.v1.NodeDef], fetches: Iterable[str]
-) -> list[tf.compat.v1.NodeDef]:
-    by_name = {node.name: node for node in nodes}
-    found: dict[str, tf.compat.v1.NodeDef] = {}
-    waiting = [grappler.node_of(name) for name in fetches]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found[name] = by_name[name]
-            waiting.extend(grappler.node_of(read) for read in by_name[name].input)
-    return list(found.values())
 
 
 def _peak(
