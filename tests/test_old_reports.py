@@ -1,7 +1,7 @@
 """What users reported of other tools, each with its number: it works here.
 
 Three more have their place elsewhere: a tensor passed twice (tensorflow#36999) is `shared_layers`
-in test_keras.py, a functional model through `fit` (keras#18116) `functional` there, and a model
+in keras_training.py, a functional model through `fit` (keras#18116) `functional` there, and a model
 split over devices (gradient-checkpointing#38) is in test_distribution.py.
 """
 
@@ -13,7 +13,7 @@ from keras import layers
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.measure import function_peak
-from tests.test_keras import BATCH, SIZE, assert_same_training, compile_, data, plain_fit, train
+from tests.keras_training import BATCH, SIZE, assert_same_training, compile_, data, plain_fit, train
 
 WIDTH, LAYERS, ROWS = 256, 24, 4096
 

@@ -9,8 +9,8 @@ from memory_saving_gradients.graph.runtimes import gate, xla
 from memory_saving_gradients.graph.runtimes.runtime import COPY
 from memory_saving_gradients.measure import compiled_peak
 from tests.cases import MODELS
-from tests.test_keras import USES as KERAS_USES
-from tests.test_keras import train
+from tests.keras_training import USES as KERAS_USES
+from tests.keras_training import train
 from tests.test_tape import USES, X, as_written, assert_same, traced, weights
 
 __all__ = ["weights"]  # a fixture
