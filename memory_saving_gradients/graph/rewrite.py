@@ -19,7 +19,7 @@ from memory_saving_gradients.graph import calls, kinds, order, tf_private
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.graph.runtimes import gate
 from memory_saving_gradients.graph.runtimes.runtime import COPY, Run, apart
-from memory_saving_gradients.planning.problem import Schedule
+from memory_saving_gradients.planning.problem import Schedule, copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +77,11 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
     """Edits the graph; returns what the inputs read before that read copies now, and what runs."""
     edits = _Edits(reading)
     holding = reading.step.runtime.holding(reading, schedule)
+    first, again = copied(reading.problem, schedule)
     for place, index in enumerate(schedule):
         if place in holding.gates:
             edits.add_gate(holding.gates[place])
-        edits.add_run(index)
+        edits.add_run(index, again[place], in_backward=place >= first)
     copies = _make_copies(edits)
     for copy in copies.values():
         before_writes(copy)
@@ -144,20 +145,13 @@ class _Edits:
         #: tensor of the problem -> the node and output of its newest copy
         self._newest: dict[int, tuple[str, int]] = {}
         self._views: dict[tuple[str, str], str] = {}
-        self._ran: set[int] = set()
-        self._in_backward = False
 
-    def add_run(self, index: int) -> None:
-        """Adds the next entry of the schedule."""
+    def add_run(self, index: int, again: bool, in_backward: bool) -> None:
+        """Adds the next entry of the schedule: an op, or a copy of it that runs `again`."""
         reading, op = self._reading, self._reading.operations[index]
-        again = index in self._ran
-        self._ran.add(index)
-        self._in_backward = self._in_backward or again or reading.problem.ops[index].backward
         references = [self._newest_of(tensor) for tensor in op.inputs]
         copy = None
-        # No forward op is moved, as what is in no problem may wait for it: one that runs late for
-        # the first time is copied, too.
-        if again or (self._in_backward and not reading.problem.ops[index].backward):
+        if again:
             copy = self._copy(op, references)
             made = set(reading.problem.ops[index].outputs)
             self._newest.update(
@@ -167,7 +161,7 @@ class _Edits:
             )
         else:
             self.inputs.extend((op, i, r) for i, r in enumerate(references) if r.copy)
-        self.runs.append(Run(op, copy, self._in_backward))
+        self.runs.append(Run(op, copy, in_backward))
 
     def _newest_of(self, tensor: tf.Tensor) -> _Reference:
         """The newest copy of `tensor`; views of copied tensors are copied on the way."""

@@ -220,3 +220,20 @@ Schedule = Sequence[int] | np.ndarray
 def baseline(problem: Problem) -> Schedule:
     """The schedule without recomputation: every op once, in the order in which they begin."""
     return [i for i in problem.as_executed if i >= 0] or range(len(problem.ops))
+
+
+def copied(problem: Problem, schedule: Schedule) -> tuple[int, list[bool]]:
+    """The first entry of the backward pass, and of each entry whether a copy of the op runs.
+
+    No forward op is moved, as what is in no problem may wait for it: one that runs late for the
+    first time is copied, too.
+    """
+    ran: set[int] = set()
+    first, found = len(schedule), []
+    for place, index in enumerate(schedule):
+        again = index in ran
+        ran.add(index)
+        if again or problem.ops[index].backward:
+            first = min(first, place)
+        found.append(again or (place > first and not problem.ops[index].backward))
+    return first, found

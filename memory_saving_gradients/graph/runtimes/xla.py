@@ -14,7 +14,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph.runtimes import gate
 from memory_saving_gradients.graph.runtimes.gate import Gate
 from memory_saving_gradients.graph.runtimes.runtime import Holding, Run, Runtime, ShapeOf, apart
-from memory_saving_gradients.planning.problem import Schedule
+from memory_saving_gradients.planning.problem import Schedule, copied
 
 if TYPE_CHECKING:
     from memory_saving_gradients.graph.read import Reading
@@ -105,14 +105,8 @@ def _gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     backward ops up to the next one, read of the forward pass goes through it.
     """
     problem, graph = reading.problem, reading.operations[0].graph
-    starts, ran, again_before, in_backward = [], set(), True, False
-    for place, index in enumerate(schedule):
-        again = index in ran or (in_backward and not problem.ops[index].backward)
-        ran.add(index)
-        in_backward = in_backward or again or problem.ops[index].backward
-        if again and not again_before:
-            starts.append(place)
-        again_before = again
+    _, again = copied(problem, schedule)
+    starts = [place for place in range(1, len(again)) if again[place] and not again[place - 1]]
     found = {}
     for before, start, end in zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False):
         made: set[int] = set()
