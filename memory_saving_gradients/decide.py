@@ -42,6 +42,7 @@ def decide(reading: Reading, wish: Wish) -> Plan:
         batch_size=reading.batch_size,
         batch_assumed=reading.batch_size is not None and wish.sizes.assumed,
         growth=reading.growth,
+        labels=reading.labels,
     )
 
 
@@ -50,7 +51,7 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
     problem = reading.problem
     if wish.plan:
         _check_same(wish.plan.problem, problem)
-        return wish.plan.schedule, list(wish.plan.checkpoints)
+        return wish.plan.schedule, list(wish.plan.given)
     kept = [t for t in wish.kept or () if t.name in reading.tensor_of]
     tensors = None if wish.kept is None else frozenset(reading.tensor_of[t.name] for t in kept)
     question = _Question(problem.structure, wish.strategy, tensors, budget, wish.most_runs, problem)

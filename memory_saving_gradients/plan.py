@@ -6,18 +6,24 @@ import dataclasses
 import functools
 import json
 import os
+import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import networkx as nx
 import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.planning.bounds import OneCutProgram
 from memory_saving_gradients.planning.keep import kept_tensors
+from memory_saving_gradients.planning.labels import Labels
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +38,7 @@ class Plan:
         peak_bytes: predicted peak of this plan, in bytes.
         overhead: predicted extra cost, as a fraction of the cost of the plain step.
         checkpoints: names of the forward tensors that are kept for the backward pass.
+        given: those of them that the user gave.
         recomputed: names of the ops that run a second time.
         seconds: time taken to read the graph, plan, and rewrite it.
         problem: the step as data.
@@ -42,6 +49,7 @@ class Plan:
         growth: the bytes that each tensor, and then the scratch space of each op, gains with every
             example of the batch; empty where `batch_size` is None.
         measured_peak_bytes: the peak of a real run, in bytes, where `verify=True` asked for one.
+        labels: what the user calls the ops and tensors of the problem.
     """
 
     strategy: str
@@ -50,6 +58,7 @@ class Plan:
     peak_bytes: int
     overhead: float
     checkpoints: tuple[str, ...] = dataclasses.field(repr=False)
+    given: tuple[str, ...] = dataclasses.field(repr=False)
     recomputed: tuple[str, ...] = dataclasses.field(repr=False)
     seconds: float
     problem: Problem = dataclasses.field(repr=False)
@@ -58,6 +67,7 @@ class Plan:
     batch_assumed: bool = False
     growth: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     measured_peak_bytes: int | None = None
+    labels: Labels = dataclasses.field(default=Labels(), repr=False)
 
     @functools.cached_property
     def lower_bound(self) -> float | None:
@@ -95,6 +105,7 @@ class Plan:
         """
         plain = simulate(problem, baseline(problem))
         planned = simulate(problem, schedule)
+        given = tuple(given)
         kept = [problem.tensors[t].name for t in kept_tensors(problem, schedule)]
         ran: set[int] = set()
         twice = [i for i in schedule if i in ran or ran.add(i)]  # type: ignore[func-returns-value]
@@ -105,6 +116,7 @@ class Plan:
             peak_bytes=planned.peak,
             overhead=planned.cost / plain.cost - 1.0 if plain.cost else 0.0,
             checkpoints=tuple(dict.fromkeys([*given, *kept])),
+            given=given,
             recomputed=tuple(problem.ops[i].name for i in twice),
             seconds=0.0,
             problem=problem,
@@ -168,6 +180,7 @@ class Plan:
         """
         content = dataclasses.asdict(self)
         content["problem"]["results"] = sorted(self.problem.results)
+        content["labels"]["of_weights"] = sorted(self.labels.of_weights)
         target = Path(path)
         unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
         try:
@@ -191,18 +204,145 @@ class Plan:
             if saved["format"] != _FORMAT:
                 raise ValueError(f"its format is {saved['format']}, not {_FORMAT}")
             content = saved["plan"]
-            problem = content["problem"]
+            problem, labels = content["problem"], _tuples(content["labels"])
             content["problem"] = Problem(
-                ops=tuple(Op(**{k: _tuples(v) for k, v in op.items()}) for op in problem["ops"]),
+                ops=tuple(Op(**op) for op in map(_tuples, problem["ops"])),
                 tensors=tuple(Tensor(**tensor) for tensor in problem["tensors"]),
                 results=frozenset(problem["results"]),
                 as_executed=tuple(problem["as_executed"]),
             )
+            content["labels"] = Labels(**labels | {"of_weights": frozenset(labels["of_weights"])})
             return cls(**{name: _tuples(value) for name, value in content.items()})
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{os.fspath(path)} holds no plan that can be used: {error}"
             ) from error
+
+    def summary(self, short: bool = False, print_fn: Callable[[str], object] | None = None) -> None:
+        """Prints what is kept, what runs again, and what holds the peak.
+
+        A table names for every checkpoint the layer (or line of code) that made it, its shape,
+        dtype and bytes, and why it is kept; another the segments that run again, with the bytes
+        that are free meanwhile and what they cost; a third what is alive at the peak. A plan that
+        is the last value of a notebook's cell shows the same.
+
+        Args:
+            short: two lines instead, for logs.
+            print_fn: what to call with the text instead of `print`.
+
+        Example:
+            >>> from memory_saving_gradients import gradients_memory
+            >>> with tf.Graph().as_default() as graph:
+            ...     x = y = tf.compat.v1.placeholder(tf.float32, (1000, 1000))
+            ...     for _ in range(8):
+            ...         y = tf.tanh(y)
+            ...     grads = gradients_memory(y, x)
+            >>> get_plans(graph)[-1].summary(short=True)  # doctest: +ELLIPSIS
+            memory: predicted peak 36.0 MB -> 16.0 MB (2.25x), overhead ...
+            keeps ... tensors, runs ... segments again; the peak is at ...
+        """
+        from memory_saving_gradients.report import summary
+
+        text = (
+            summary.short(self) if short else summary.text(self, None if print_fn else sys.stdout)
+        )
+        (print_fn or print)(text)
+
+    def _repr_html_(self) -> str:
+        from memory_saving_gradients.report import summary
+
+        return summary.html(self)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draws the memory alive over the step, plain and by this plan.
+
+        The time is TensorFlow's estimate, so a plan ends as far to the right of the plain step as
+        it costs more. Where ops run again is marked below; a budget is a dashed line.
+
+        Args:
+            path: a file to write, `.png` or `.svg`; it has no background of its own and can be read
+                on white and on black.
+
+        Returns:
+            The figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from memory_saving_gradients.report import figures
+
+        return figures.timeline(self, path)
+
+    def plot_frontier(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draws what other budgets would cost: extra cost against peak, this plan marked.
+
+        The step is planned for some ten budgets for it, with a progress bar: that takes about ten
+        times as long as one plan.
+
+        Args:
+            path: a file to write, as in `plot`.
+
+        Returns:
+            The figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from memory_saving_gradients.report import figures
+
+        return figures.frontier(self, path)
+
+    def plot_graph(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draws the network: a row for each layer (or for a few), from the input down to the loss.
+
+        Bars say how much of what a row makes is kept, runs again, or is not wanted again; shades
+        part the segments; arcs are tensors that skip rows.
+
+        Args:
+            path: a file to write, as in `plot`.
+
+        Returns:
+            The figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from memory_saving_gradients.report import figures
+
+        return figures.network(self, path)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the predicted step as a trace that https://ui.perfetto.dev and Chrome can show.
+
+        Args:
+            path: the file, JSON: each run of an op with its estimated time, and the bytes alive,
+                for this plan and for the plain step.
+        """
+        from memory_saving_gradients.report import export
+
+        Path(path).write_text(json.dumps(export.as_trace(self)))
+
+    def to_json(self) -> str:
+        """The report as JSON: what `summary` says, and the bytes alive at every run.
+
+        Sizes are in bytes, times in seconds, overheads are fractions of the plain step's cost. It
+        cannot be applied to a graph: `save` writes what can.
+        """
+        from memory_saving_gradients.report import export
+
+        return json.dumps(export.as_data(self))
+
+    def to_networkx(self) -> nx.DiGraph:
+        """The step as a graph of ops.
+
+        Returns:
+            A node for each op by name, with `type`, `origin`, `backward`, `seconds`, `bytes`
+            (that it makes), `runs`, and `kept`; an edge for each tensor that an op reads, with
+            `tensor` and `bytes`.
+        """
+        from memory_saving_gradients.report import export
+
+        return export.as_graph(self)
 
     def __str__(self) -> str:
         measured = ""
@@ -225,12 +365,14 @@ class Plan:
 
 
 # The version of the file format.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def _tuples(value: Any) -> Any:
-    """What JSON made a list is a tuple again."""
-    return tuple(value) if isinstance(value, list) else value
+    """What JSON made a list is a tuple again, at any depth."""
+    if isinstance(value, dict):
+        return {name: _tuples(part) for name, part in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 _plans: weakref.WeakKeyDictionary[tf.Graph, list[Plan]] = weakref.WeakKeyDictionary()

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from memory_saving_gradients.planning.progress import heard_by
 
@@ -45,3 +45,23 @@ def shown(what: str) -> Iterator[None]:
         yield
     if lines and sys.stderr.isatty():
         print(f"\r{what}: {time.perf_counter() - began:.0f}s".ljust(100), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def bar(what: str, parts: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error for work of so many parts; nothing where it is no terminal.
+
+    Args:
+        what: what is done.
+        parts: how many parts it has.
+
+    Yields:
+        A function to call when a part is done.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=parts)
+        yield lambda: progress.advance(task)

@@ -44,7 +44,11 @@ from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import shown
 from memory_saving_gradients.verify import apply
 from memory_saving_gradients.warning import warn
-from memory_saving_gradients.why import why_nothing_is_saved
+from memory_saving_gradients.why import (
+    saves_little,
+    why_little_is_saved,
+    why_nothing_is_saved,
+)
 
 #: The environment variable that makes our own errors end the step. Tests set it.
 STRICT = "MEMORY_SAVING_GRADIENTS_STRICT"
@@ -161,6 +165,8 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
         if saves or one.wish.budget is not None:
             record_plan(graph, plan)
             one.planned(plan)
+            if saves_little(plan):
+                warn(why_little_is_saved(plan))
         else:
             warn(why_nothing_is_saved(plan))
 

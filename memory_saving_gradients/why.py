@@ -10,6 +10,7 @@ from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planning.problem import Schedule
 from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.report.obstacles import in_the_way
 
 # So many of the tensors that hold a peak are named.
 _HOLDERS = 5
@@ -40,7 +41,7 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
     workspace = problem.ops[schedule[entry]].workspace
     scratch = f" It takes {workspace / 1e6:.1f} MB of scratch space." if workspace else ""
     all_bytes = sum(problem.tensors[t].bytes for t in held) + workspace
-    weights = sum(problem.tensors[t].bytes for t in held if t in reading.like_weights)
+    weights = sum(problem.tensors[t].bytes for t in held if t in reading.of_weights)
     target = reading.step.target
     ways = [f"allow at least {_said(simulation.peak)}"]
     if bounded:
@@ -94,6 +95,7 @@ def _said(count: int) -> str:
 
 
 def why_nothing_is_saved(plan: Plan) -> str:
+    """The warning of a plan that is not applied, and what to try."""
     problem = plan.problem
     peak = plan.baseline_peak_bytes / 1e6
     intro = (
@@ -107,7 +109,23 @@ def why_nothing_is_saved(plan: Plan) -> str:
         )
     return intro + (
         f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
-        f"with {len(plan.recomputed)} ops recomputed. What is kept and what is alive at once in "
-        "the largest stretch to recompute take as much as all activations together, or as those "
-        "of one loss, where several do not wait for one another."
+        f"with {len(plan.recomputed)} ops recomputed. {in_the_way(plan)}"
     )
+
+
+def saves_little(plan: Plan) -> bool:
+    """Whether a plan that nobody gave a budget for leaves most of the peak."""
+    return plan.budget_bytes is None and plan.peak_bytes > _LITTLE * plan.baseline_peak_bytes
+
+
+def why_little_is_saved(plan: Plan) -> str:
+    """The warning of a plan that leaves most of the peak, and what to try."""
+    return (
+        f'memory_saving_gradients: checkpoints="{plan.strategy}" saves little here: '
+        f"{plan.baseline_peak_bytes / 1e6:.1f} MB -> {plan.peak_bytes / 1e6:.1f} MB, as predicted. "
+        f"{in_the_way(plan)}"
+    )
+
+
+# A plan saves little if its peak is more than this share of the plain one.
+_LITTLE = 0.8

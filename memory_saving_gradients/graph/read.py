@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 import networkx as nx
@@ -13,9 +14,11 @@ from memory_saving_gradients.graph import calls, functions, kinds, order, tf_pri
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.buffers import Buffers
 from memory_saving_gradients.graph.costs import estimate_seconds
+from memory_saving_gradients.graph.origin import origin
 from memory_saving_gradients.graph.runtimes.runtime import Runtime
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.graph.trace import measure_ops
+from memory_saving_gradients.planning.labels import Labels
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 
@@ -38,7 +41,7 @@ class Reading:
         operations: the operation of every op of the problem.
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
-        like_weights: the tensors, by index, of the backward pass that have the shape of a
+        of_weights: the tensors, by index, of the backward pass that have the shape of a
             variable: gradients of weights, mostly.
         perhaps: the peak of another course that the plain step may take, sometimes the real one.
         new: names of the ops that differentiation made and the step needs.
@@ -55,7 +58,7 @@ class Reading:
     problem: Problem
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
-    like_weights: frozenset[int]
+    of_weights: frozenset[int]
     perhaps: int
     new: frozenset[str]
     unused: frozenset[str]
@@ -63,6 +66,19 @@ class Reading:
     sizes: InputSizes = NOTHING_GIVEN
     batch_size: int | None = None
     growth: tuple[float, ...] = ()
+
+    @functools.cached_property
+    def labels(self) -> Labels:
+        """What the user calls the ops and tensors of the problem."""
+        named = (self.step.graph.get_tensor_by_name(t.name) for t in self.problem.tensors)
+        tensors = [(t.shape, t.dtype.base_dtype.name) for t in named]
+        return Labels(
+            types=tuple(op.type for op in self.operations),
+            origins=tuple(map(origin, self.operations)),
+            shapes=tuple(None if s.rank is None else tuple(s.as_list()) for s, _ in tensors),
+            dtypes=tuple(dtype for _, dtype in tensors),
+            of_weights=self.of_weights,
+        )
 
 
 def read(
@@ -149,7 +165,7 @@ def read(
         problem=problem,
         operations=kept_ops,
         tensor_of=tensor_of,
-        like_weights=_like_weights(operations, backward, tensor_of, shapes),
+        of_weights=_of_weights(operations, backward, tensor_of, shapes),
         perhaps=plain_peak(other),
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
@@ -225,7 +241,7 @@ def _numbered(
     return tensor_of, tensors
 
 
-def _like_weights(
+def _of_weights(
     operations: Sequence[tf.Operation],
     backward: Container[tf.Operation],
     tensor_of: dict[str, int],

@@ -107,13 +107,18 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
 
 
 def plain_peak(problem: Problem) -> int:
-    """The most bytes alive at once in the step without recomputation, where ops may overlap.
+    """The most bytes alive at once in the step without recomputation, where ops may overlap."""
+    return int(plain_timeline(problem).max(initial=0))
+
+
+def plain_timeline(problem: Problem) -> np.ndarray:
+    """Bytes alive as each op of `baseline(problem)` begins, where ops may overlap.
 
     What an op makes, and its scratch space, is there from its beginning; what it reads last goes
     with its end.
     """
     if not problem.as_executed:
-        return simulate(problem, baseline(problem)).peak
+        return simulate(problem, baseline(problem)).timeline
     reads = [[t for t in op.inputs if t in problem.made_here] for op in problem.ops]
     left = [0] * len(problem.tensors)  # readers that have not ended
     for tensors in reads:
@@ -121,7 +126,7 @@ def plain_peak(problem: Problem) -> int:
             left[tensor] += 1
     size = problem.sizes.tolist()
     owed = [0] * len(problem.ops)  # what an op gives back at its end
-    held = peak = 0
+    held, timeline = 0, []
     for event in problem.as_executed:
         index = event if event >= 0 else ~event
         op = problem.ops[index]
@@ -132,11 +137,11 @@ def plain_peak(problem: Problem) -> int:
             unread = sum(size[t] for t in op.outputs if not left[t] and t not in problem.results)
             owed[index] = op.workspace + unread - max(lent, default=0)
             held += sum(made) + op.workspace - max(lent, default=0)
-            peak = max(peak, held)
+            timeline.append(held)
         else:
             for tensor in reads[index]:
                 left[tensor] -= 1
                 if not left[tensor] and tensor not in problem.results:
                     held -= size[tensor]
             held -= owed[index]
-    return peak
+    return np.array(timeline, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""A plan for people: as a table, as pictures, as data."""

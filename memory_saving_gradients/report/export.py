@@ -1,0 +1,119 @@
+"""A plan as data for other programs: JSON, a networkx graph, a trace for Perfetto."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpy as np
+
+from memory_saving_gradients.planning.problem import Schedule, baseline, copied
+from memory_saving_gradients.planning.simulate import plain_timeline, simulate
+from memory_saving_gradients.report import facts
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.plan import Plan
+
+# The rows of a trace.
+_ROWS = {"forward": 1, "recomputed": 2, "backward": 3}
+
+
+def as_data(plan: Plan) -> dict[str, Any]:
+    """The report of a plan as JSON takes it; see `Plan.to_json`."""
+    peak = facts.at_peak(plan)
+    return {
+        "strategy": plan.strategy,
+        "budget_bytes": plan.budget_bytes,
+        "baseline_peak_bytes": plan.baseline_peak_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "measured_peak_bytes": plan.measured_peak_bytes,
+        "overhead": plan.overhead,
+        "batch_size": plan.batch_size,
+        "batch_assumed": plan.batch_assumed,
+        "planning_seconds": plan.seconds,
+        "checkpoints": [dataclasses.asdict(one) for one in facts.kept(plan)],
+        "segments": [dataclasses.asdict(one) for one in facts.segments(plan)],
+        "peak": dataclasses.asdict(peak) | {"by_kind": peak.by_kind},
+        "timeline_bytes": simulate(plan.problem, plan.schedule).timeline.tolist(),
+        "baseline_timeline_bytes": plain_timeline(plan.problem).tolist(),
+    }
+
+
+def as_graph(plan: Plan) -> nx.DiGraph:
+    """The step as a graph of ops; see `Plan.to_networkx`."""
+    problem, labels = plan.problem, plan.labels
+    kept = set(plan.checkpoints)
+    graph = nx.DiGraph()
+    for i, op in enumerate(problem.ops):
+        graph.add_node(
+            op.name,
+            type=labels.types[i] if labels.types else "",
+            origin=labels.origin(problem, i),
+            backward=op.backward,
+            seconds=op.cost,
+            bytes=sum(problem.tensors[t].bytes for t in op.outputs),
+            runs=plan.schedule.count(i),
+            kept=any(problem.tensors[t].name in kept for t in op.outputs),
+        )
+    for op in problem.ops:
+        for t in op.inputs:
+            maker = problem.made_by[t]
+            if maker >= 0:
+                tensor = problem.tensors[t]
+                graph.add_edge(
+                    problem.ops[maker].name, op.name, tensor=tensor.name, bytes=tensor.bytes
+                )
+    return graph
+
+
+def as_trace(plan: Plan) -> dict[str, Any]:
+    """The predicted step, planned and plain, in Chrome's trace event format.
+
+    Microseconds are estimates. See "Trace Event Format" of the Chromium project.
+    """
+    planned = simulate(plan.problem, plan.schedule).timeline
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": [
+            *_process(plan, 1, plan.strategy, plan.schedule, planned),
+            *_process(plan, 2, "plain", baseline(plan.problem), plain_timeline(plan.problem)),
+        ],
+    }
+
+
+def _process(
+    plan: Plan, number: int, name: str, schedule: Schedule, held: np.ndarray
+) -> list[dict[str, Any]]:
+    """The events of one course of the step."""
+    problem = plan.problem
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": number, "name": "process_name", "args": {"name": name}}
+    ]
+    for row, thread in _ROWS.items():
+        events.append(
+            {"ph": "M", "pid": number, "tid": thread, "name": "thread_name", "args": {"name": row}}
+        )
+    _, copies = copied(problem, schedule)
+    micros = problem.costs[np.asarray(schedule)] * 1e6
+    begins = itertools.accumulate(micros.tolist(), initial=0.0)
+    for index, copy, begin, span, alive in zip(
+        schedule, copies, begins, micros.tolist(), held.tolist(), strict=False
+    ):
+        op = problem.ops[index]
+        row = "recomputed" if copy else "backward" if op.backward else "forward"
+        made = sum(problem.tensors[t].bytes for t in op.outputs)
+        common = {"pid": number, "ts": begin}
+        events.append(
+            common
+            | {
+                "ph": "X",
+                "tid": _ROWS[row],
+                "name": op.name,
+                "dur": span,
+                "args": {"layer": plan.labels.origin(problem, index), "bytes made": made},
+            }
+        )
+        events.append(common | {"ph": "C", "name": "bytes alive", "args": {"bytes": alive}})
+    return events

@@ -1,0 +1,255 @@
+"""What a plan keeps, runs again, and holds at its peak: the data behind every report."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING
+
+import networkx as nx
+import numpy as np
+
+from memory_saving_gradients.planning.problem import Schedule, baseline, copied
+from memory_saving_gradients.planning.simulate import simulate
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.plan import Plan
+
+#: What the bytes at a peak are.
+ACTIVATION = "activation"
+KEPT = "kept activation"
+RECOMPUTED = "recomputed activation"
+GRADIENT = "gradient"
+OF_WEIGHTS = "gradient of weights"
+SCRATCH = "scratch space"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A checkpoint.
+
+    Attributes:
+        tensor: its name.
+        origin: the layer or the line of code that made it.
+        shape: its shape as the graph has it; empty where the tensor is too small to be planned for.
+        dtype: its dtype; empty likewise.
+        bytes: its size; 0 likewise.
+        why: why it is kept, in a few words.
+    """
+
+    tensor: str
+    origin: str
+    shape: str
+    dtype: str
+    bytes: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Ops that are run again together, as they read one another's copies.
+
+    Attributes:
+        ops: their names, in the order of running.
+        first: the layer of the first one; its name, where it is in no layer.
+        last: that of the last one.
+        bytes: what they make: so much is not held until they run again.
+        overhead: their cost, as a fraction of that of the plain step.
+        entries: where they run, as places in the schedule.
+    """
+
+    ops: tuple[str, ...]
+    first: str
+    last: str
+    bytes: int
+    overhead: float
+    entries: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """What one layer holds at a moment, of one kind."""
+
+    origin: str
+    kind: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """A moment of a schedule.
+
+    Attributes:
+        entry: the place in the schedule.
+        op: the op that runs.
+        origin: the layer or line that it comes from.
+        bytes: what is alive.
+        held: by layer and kind, the largest first.
+    """
+
+    entry: int
+    op: str
+    origin: str
+    bytes: int
+    held: tuple[Held, ...]
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """The bytes of each kind, the largest first."""
+        found: collections.Counter[str] = collections.Counter()
+        for part in self.held:
+            found[part.kind] += part.bytes
+        return dict(found.most_common())
+
+
+def kept(plan: Plan) -> list[Kept]:
+    """The checkpoints, in the order in which the forward pass makes them."""
+    problem, labels = plan.problem, plan.labels
+    index_of = {tensor.name: t for t, tensor in enumerate(problem.tensors)}
+    starts = _starts(plan)
+    early = _read_before_copies(plan)
+    found = []
+    for name in plan.checkpoints:
+        t = index_of.get(name, -1)
+        maker = problem.made_by[t] if t >= 0 else -1
+        if maker < 0:
+            why = "you gave it" if name in plan.given else "it is there from the start"
+            found.append((maker, Kept(name, "", "", "", 0, why)))
+            continue
+        if name in plan.given:
+            why = "you gave it"
+        elif problem.ops[maker].pinned:
+            kind = f" ({labels.types[maker]})" if labels.types else ""
+            why = f"must not run twice{kind}"
+        elif t in starts:
+            numbers = starts[t]
+            shown = ", ".join(map(str, numbers[:_NUMBERS])) + (
+                ", …" if len(numbers) > _NUMBERS else ""
+            )
+            why = f"start of segment{'s' if len(numbers) > 1 else ''} {shown}"
+        elif t in early:
+            why = "wanted right after the loss"
+        elif problem.ops[maker].expensive:
+            why = "dear to run again"
+        else:
+            why = "cheaper to keep"
+        dtype = labels.dtypes[t] if labels.dtypes else ""
+        size = problem.tensors[t].bytes
+        origin = labels.origin(problem, maker)
+        found.append((maker, Kept(name, origin, labels.shape(t), dtype, size, why)))
+    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+
+
+_NUMBERS = 3  # segments that are named
+
+
+def segments(plan: Plan) -> list[Segment]:
+    """What is run again, in the order of running."""
+    problem = plan.problem
+    total = float(problem.costs.sum()) or 1.0
+    found = []
+    for entries in _components(plan):
+        ops = [plan.schedule[entry] for entry in entries]
+        found.append(
+            Segment(
+                ops=tuple(problem.ops[i].name for i in ops),
+                first=layer(plan, min(ops)),
+                last=layer(plan, max(ops)),
+                bytes=sum(problem.tensors[t].bytes for i in ops for t in problem.ops[i].outputs),
+                overhead=float(problem.costs[ops].sum()) / total,
+                entries=tuple(entries),
+            )
+        )
+    return found
+
+
+def at_peak(plan: Plan) -> Moment:
+    """The moment of the plan's peak."""
+    return moment(plan, plan.schedule)
+
+
+def at_plain_peak(plan: Plan) -> Moment:
+    """The moment of the peak of the step without recomputation, its ops run one by one."""
+    return moment(plan, baseline(plan.problem))
+
+
+def moment(plan: Plan, schedule: Schedule) -> Moment:
+    """The moment of the peak of a schedule of a plan's problem."""
+    problem, labels = plan.problem, plan.labels
+    simulation = simulate(problem, schedule)
+    entry = int(simulation.timeline.argmax())
+    alive = (simulation.made <= entry) & (entry <= simulation.last)
+    tensors = simulation.tensor
+    first_copy = np.append(True, tensors[1:] != tensors[:-1])
+    in_backward = problem.ops[schedule[entry]].backward
+    sums: collections.Counter[tuple[str, str]] = collections.Counter()
+    for copy in np.flatnonzero(alive).tolist():
+        t = int(tensors[copy])
+        maker = problem.made_by[t]
+        if problem.ops[maker].backward:
+            kind = OF_WEIGHTS if t in labels.of_weights else GRADIENT
+        elif not first_copy[copy]:
+            kind = RECOMPUTED
+        else:
+            kind = KEPT if in_backward else ACTIVATION
+        sums[labels.origin(problem, maker), kind] += problem.tensors[t].bytes
+    running = schedule[entry]
+    origin = labels.origin(problem, running)
+    if problem.ops[running].workspace:
+        sums[origin, SCRATCH] += problem.ops[running].workspace
+    return Moment(
+        entry=entry,
+        op=problem.ops[running].name,
+        origin=origin,
+        bytes=simulation.peak,
+        held=tuple(Held(*key, size) for key, size in sums.most_common()),
+    )
+
+
+def layer(plan: Plan, op: int) -> str:
+    """The scope of an op; its name, if a line of code is all that is known of it."""
+    name, origin = plan.problem.ops[op].name, plan.labels.origin(plan.problem, op)
+    return origin if name.startswith(origin) else name
+
+
+def shortened(label: str, width: int) -> str:
+    """A label of no more than so many characters."""
+    return label if len(label) <= width else f"{label[: width - 1]}…"
+
+
+def _components(plan: Plan) -> list[list[int]]:
+    """The copies that hang together, as places in the schedule."""
+    problem = plan.problem
+    _, copies = copied(problem, plan.schedule)
+    reads = nx.Graph()
+    made: dict[int, int] = {}  # the newest copy of each tensor, by the place that made it
+    for place, index in enumerate(plan.schedule):
+        op = problem.ops[index]
+        if copies[place]:
+            reads.add_node(place)
+            before = (made.get(t, -1) for t in op.inputs)
+            reads.add_edges_from((place, other) for other in before if other >= 0)
+        made |= dict.fromkeys(op.outputs, place if copies[place] else -1)
+    return sorted(sorted(part) for part in nx.connected_components(reads))
+
+
+def _starts(plan: Plan) -> dict[int, list[int]]:
+    """The numbers, from 1, of the segments that read each kept tensor."""
+    ops = plan.problem.ops
+    found: dict[int, list[int]] = {}
+    for number, entries in enumerate(_components(plan), 1):
+        again = [plan.schedule[entry] for entry in entries]
+        made = {t for i in again for t in ops[i].outputs}
+        for tensor in dict.fromkeys(t for i in again for t in ops[i].inputs if t not in made):
+            found.setdefault(tensor, []).append(number)
+    return found
+
+
+def _read_before_copies(plan: Plan) -> set[int]:
+    """The tensors whose first copy nothing reads any more when the first op is run again."""
+    _, copies = copied(plan.problem, plan.schedule)
+    begin = copies.index(True) if any(copies) else len(copies)
+    simulation = simulate(plan.problem, plan.schedule)
+    done = simulation.last < begin
+    first_copy = np.append(True, simulation.tensor[1:] != simulation.tensor[:-1])
+    return set(simulation.tensor[done & first_copy].tolist())

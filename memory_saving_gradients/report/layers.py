@@ -1,0 +1,113 @@
+"""The forward pass, coarse enough to read: a row for each layer, or for a few."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memory_saving_gradients.planning.keep import kept_tensors
+from memory_saving_gradients.report import facts
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.plan import Plan
+
+#: No more rows than this.
+ROWS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A few neighbours of the forward pass.
+
+    Attributes:
+        label: what they have in common.
+        kept: bytes of their outputs that are kept for the backward pass.
+        again: bytes of those that are made again.
+        plain: bytes of those that nothing wants after the forward pass.
+        segment: the segment that most of them run again in, from 1; 0 for none.
+    """
+
+    label: str
+    kept: int
+    again: int
+    plain: int
+    segment: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Arc:
+    """Tensors that skip rows: from the row that makes them to the last one that reads them."""
+
+    begin: int
+    end: int
+    bytes: int
+
+
+def coarse(plan: Plan) -> tuple[list[Row], list[Arc]]:
+    """The rows of a plan's forward pass in the order of running, and what skips rows."""
+    problem = plan.problem
+    paths = [facts.layer(plan, i).split("/") for i in range(problem.forward_count)]
+    sizes = [sum(problem.tensors[t].bytes for t in op.outputs) for op in problem.ops]
+    groups = _merged(_by_path(paths), sizes)
+    kept = set(kept_tensors(problem, plan.schedule))
+    in_segment = {
+        plan.schedule[entry]: number
+        for number, part in enumerate(facts.segments(plan), 1)
+        for entry in part.entries
+    }
+    rows = []
+    for group in groups:
+        made = [(t, i) for i in group for t in problem.ops[i].outputs]
+        sums: collections.Counter[str] = collections.Counter()
+        for t, i in made:
+            kind = "kept" if t in kept else "again" if i in in_segment else "plain"
+            sums[kind] += problem.tensors[t].bytes
+        numbers = collections.Counter(in_segment.get(i, 0) for i in group)
+        segment = numbers.most_common(1)[0][0]
+        label = _label([paths[i] for i in group])
+        rows.append(Row(label, sums["kept"], sums["again"], sums["plain"], segment))
+    return rows, _arcs(plan, groups)
+
+
+def _by_path(paths: Sequence[list[str]]) -> list[list[int]]:
+    """Neighbours whose paths begin alike, as long a beginning as gives few enough groups."""
+    deepest = max(map(len, paths), default=1)
+    for depth in range(deepest, 0, -1):
+        places = itertools.groupby(range(len(paths)), key=lambda i: paths[i][:depth])
+        groups = [list(group) for _, group in places]
+        if len(groups) <= ROWS:
+            break
+    return groups if paths else []
+
+
+def _merged(groups: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:
+    """The same with the smallest neighbours made one, until there are few enough."""
+    groups = list(groups)
+    held = [sum(sizes[i] for i in group) for group in groups]
+    while len(groups) > ROWS:
+        place = min(range(len(groups) - 1), key=lambda n: held[n] + held[n + 1])
+        groups[place : place + 2] = [groups[place] + groups[place + 1]]
+        held[place : place + 2] = [held[place] + held[place + 1]]
+    return groups
+
+
+def _label(paths: Sequence[list[str]]) -> str:
+    """What paths have in common; if that is nothing, the first and the last."""
+    common = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+    first, last = "/".join(paths[0]), "/".join(paths[-1])
+    return "/".join(common) or (first if first == last else f"{first} … {last}")
+
+
+def _arcs(plan: Plan, groups: Sequence[Sequence[int]]) -> list[Arc]:
+    problem = plan.problem
+    row_of = {i: row for row, group in enumerate(groups) for i in group}
+    sums: collections.Counter[tuple[int, int]] = collections.Counter()
+    for i, op in enumerate(problem.ops[: problem.forward_count]):
+        for t in op.outputs:
+            end = max((row_of[reader] for reader in problem.forward_readers[t]), default=0)
+            if end > row_of[i] + 1:
+                sums[row_of[i], end] += problem.tensors[t].bytes
+    return [Arc(*key, size) for key, size in sums.items()]

@@ -1,0 +1,96 @@
+"""What stands in the way of a lower peak, and what to try."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING
+
+from memory_saving_gradients.planning.keep import kept_tensors
+from memory_saving_gradients.report import facts
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.plan import Plan
+
+# What holds less than this share of the peak is no obstacle.
+_MUCH = 0.25
+# Characters of a line of code.
+_WIDTH = 60
+
+_TRY = {
+    facts.OF_WEIGHTS: (
+        "no recomputation and no smaller batch makes these smaller. Try to train fewer weights "
+        "(freeze layers), or look up rows of a table with tf.nn.embedding_lookup or tf.gather, "
+        "whose gradient is sparse"
+    ),
+    facts.GRADIENT: (
+        "these are gradients of activations, which live for a moment but are large. Try a smaller "
+        "batch, or compute the layer in parts (of the sequence, of the classes)"
+    ),
+    facts.RECOMPUTED: (
+        "these run again at once, as nothing between them is kept. Try checkpoints between them, "
+        'or checkpoints="memory"'
+    ),
+    facts.ACTIVATION: (
+        "the forward pass needs these at once, whatever is kept. Try a smaller batch, or compute "
+        "the layer in parts"
+    ),
+    facts.SCRATCH: "one kernel takes this beside its inputs and outputs. Try a smaller batch",
+}
+
+
+def in_the_way(plan: Plan) -> str:
+    """What holds the peak of a plan, largest first, and what to try: a few sentences."""
+    peak = facts.at_peak(plan)
+    found = []
+    for kind, size in peak.by_kind.items():
+        if size < _MUCH * peak.bytes:
+            continue
+        layer = next(held for held in peak.held if held.kind == kind)
+        name = kind if kind == facts.SCRATCH or size == layer.bytes else _several(kind)
+        where = facts.shortened(layer.origin, _WIDTH)
+        if layer.bytes < 0.9 * size:
+            where = f"{len([h for h in peak.held if h.kind == kind])} layers, the largest {where}"
+        advice = _TRY.get(kind) or _kept_advice(plan)
+        found.append(f"{size / peak.bytes:.0%} of the peak is {name} ({where}): {advice}.")
+    return " ".join(found)
+
+
+def _several(kind: str) -> str:
+    """The plural of a kind."""
+    word, of, rest = kind.partition(" of ")
+    return f"{word}s{of}{rest}"
+
+
+def _kept_advice(plan: Plan) -> str:
+    """Why so many activations are kept, and what to try."""
+    problem = plan.problem
+    sizes: collections.Counter[str] = collections.Counter()
+    given = set(plan.given)
+    for t in kept_tensors(problem, plan.schedule):
+        tensor, maker = problem.tensors[t], problem.made_by[t]
+        if tensor.name in given:
+            sizes["given"] += tensor.bytes
+        elif maker >= 0 and problem.ops[maker].pinned:
+            kind = plan.labels.types[maker] if plan.labels.types else "state"
+            sizes[f"pinned {kind}"] += tensor.bytes
+        else:
+            sizes["chosen"] += tensor.bytes
+    why = sizes.most_common(1)[0][0] if sizes else "chosen"
+    if why == "given":
+        return "you gave most of these as checkpoints. Try fewer of them"
+    if why.startswith("pinned"):
+        return (
+            f"most of these come from ops that must not run twice ({why.removeprefix('pinned ')}). "
+            "Try a form without state: stateless random numbers, tf.while_loop of TensorFlow 2, "
+            "a tf.function instead of a py_function"
+        )
+    if plan.strategy in ("collection", "list", "policy"):
+        return (
+            "what follows the last checkpoint is kept, and so is what is read between them. Try "
+            'checkpoints that are spread over the network, or checkpoints="memory"'
+        )
+    if plan.strategy == "speed":
+        return 'checkpoints="speed" keeps what is dear to run again. Try "memory", or a budget'
+    return (
+        "to keep these was found to be the best. Try a memory_budget, which may run ops more often"
+    )

@@ -1,0 +1,183 @@
+"""A plan as text: tables for a terminal, a log file or a notebook, and one short paragraph."""
+
+from __future__ import annotations
+
+import io
+from typing import IO, TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from memory_saving_gradients.report import facts
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.plan import Plan
+
+# The width where there is no terminal.
+_WIDTH = 120
+# Rows that together hold no more than this share are shown as one.
+_NEGLIGIBLE = 0.02
+# So many of what holds the peak are shown.
+_HOLDERS = 8
+
+
+def short(plan: Plan) -> str:
+    """The plan in a few lines, for logs: what it saves, keeps and runs again."""
+    parts = facts.segments(plan)
+    peak = facts.at_peak(plan)
+    kinds = ", ".join(f"{_mb(size)} {kind}" for kind, size in list(peak.by_kind.items())[:3])
+    return (
+        f"{plan}\n"
+        f"keeps {len(plan.checkpoints)} tensors, runs {len(parts)} segments again; "
+        f"the peak is at {peak.origin} (MB: {kinds})"
+    )
+
+
+def text(plan: Plan, file: IO[str] | None = None) -> str:
+    """The tables as text, as wide as the terminal that `file` is; 120 columns if it is none."""
+    out = io.StringIO()
+    terminal = Console(file=file)
+    width = terminal.width if terminal.is_terminal else _WIDTH
+    colours = terminal.color_system if terminal.is_terminal else None
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=terminal.is_terminal,
+        color_system=colours,  # type: ignore[arg-type]
+    )
+    console.print(_tables(plan))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def html(plan: Plan) -> str:
+    """The tables for a notebook."""
+    console = Console(file=io.StringIO(), record=True, width=_WIDTH, force_jupyter=False)
+    console.print(_tables(plan))
+    style = "font-family:monospace;line-height:1.2;white-space:pre;overflow-x:auto"
+    return console.export_html(
+        inline_styles=True, code_format=f'<pre style="{style}"><code>{{code}}</code></pre>'
+    )
+
+
+def _tables(plan: Plan) -> RenderableType:
+    parts = facts.segments(plan)
+    peak = facts.at_peak(plan)
+    return Group(
+        Text(f"{plan}", style="bold"),
+        _kept(plan),
+        _recomputed(parts),
+        _peak(plan, peak),
+        _totals(plan, parts),
+    )
+
+
+def _table(title: str, **columns: str) -> Table:
+    """A table; of each column the alignment, or "fill" to share the room that is left."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, expand=True)
+    for name, how in columns.items():
+        heading = name.replace("_", " ")
+        if how == "fill":
+            table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1)
+        else:
+            table.add_column(heading, justify=how, no_wrap=True)  # type: ignore[arg-type]
+    return table
+
+
+def _kept(plan: Plan) -> RenderableType:
+    rows = facts.kept(plan)
+    total = sum(row.bytes for row in rows)
+    least = _least([row.bytes for row in rows])
+    table = _table(
+        f"Kept for the backward pass: {len(rows)} tensors, {_mb(total)} MB",
+        tensor="fill",
+        made_by="fill",
+        shape="left",
+        dtype="left",
+        MB="right",
+        why="left",
+    )
+    for row in rows:
+        if row.bytes >= least:
+            name = row.tensor.removeprefix(f"{row.origin}/")
+            cells = [name, row.origin, row.shape, row.dtype, _mb(row.bytes), row.why]
+            table.add_row(*map(Text, cells))
+    small = [row.bytes for row in rows if row.bytes < least]
+    if small:
+        table.add_row(f"and {len(small)} small ones", "", "", "", _mb(sum(small)), "")
+    return table
+
+
+def _recomputed(parts: list[facts.Segment]) -> RenderableType:
+    if not parts:
+        return Text("Nothing runs again.\n")
+    table = _table(
+        f"Run again: {len(parts)} segments, in the order of the backward pass",
+        segment="right",
+        first="fill",
+        last="fill",
+        ops="right",
+        MB_freed="right",
+        extra_cost="right",
+    )
+    for number, part in enumerate(parts, 1):
+        last = part.last if len(part.ops) > 1 else ""
+        cells = [str(number), part.first, last, str(len(part.ops)), _mb(part.bytes)]
+        table.add_row(*map(Text, cells), f"{part.overhead:.1%}")
+    return table
+
+
+def _peak(plan: Plan, peak: facts.Moment) -> RenderableType:
+    number = next(
+        (n for n, part in enumerate(facts.segments(plan), 1) if peak.entry in part.entries), None
+    )
+    again = f", in segment {number}" if number else ""
+    table = _table(
+        f"Alive at the peak, {_mb(peak.bytes)} MB, while {peak.op} runs{again}",
+        what="left",
+        of="fill",
+        MB="right",
+        share="right",
+    )
+    for held in peak.held[:_HOLDERS]:
+        share = f"{held.bytes / max(peak.bytes, 1):.0%}"
+        table.add_row(held.kind, Text(held.origin), _mb(held.bytes), share)
+    rest = sum(held.bytes for held in peak.held[_HOLDERS:])
+    if rest:
+        table.add_row("the rest", "", _mb(rest), f"{rest / max(peak.bytes, 1):.0%}")
+    return table
+
+
+def _totals(plan: Plan, parts: list[facts.Segment]) -> RenderableType:
+    ratio = plan.baseline_peak_bytes / max(plan.peak_bytes, 1)
+    lines = {
+        "plain peak": f"{_mb(plan.baseline_peak_bytes)} MB",
+        "peak": f"{_mb(plan.peak_bytes)} MB ({ratio:.2f}x less), as predicted",
+        "measured peak": f"{_mb(plan.measured_peak_bytes or 0)} MB",
+        "budget": f"{_mb(plan.budget_bytes or 0)} MB",
+        "extra cost": f"{plan.overhead:.1%} of the step's estimated time, "
+        f"{len(plan.recomputed)} ops in {len(parts)} segments",
+        "batch": f"{plan.batch_size}{' (assumed: say batch_size=)' if plan.batch_assumed else ''}",
+    }
+    absent = {
+        "measured peak": plan.measured_peak_bytes is None,
+        "budget": plan.budget_bytes is None,
+        "batch": plan.batch_size is None,
+    }
+    shown = {name: line for name, line in lines.items() if not absent.get(name)}
+    return Text("\n".join(f"{name + ':':15} {line}" for name, line in shown.items()))
+
+
+def _least(sizes: list[int]) -> int:
+    """The size below which rows are shown as one."""
+    held = 0
+    for size in sorted(sizes):
+        held += size
+        if held > _NEGLIGIBLE * sum(sizes):
+            return size
+    return 0
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f}"
