@@ -115,7 +115,8 @@ def why_nothing_is_saved(plan: Plan) -> str:
 
 def saves_little(plan: Plan) -> bool:
     """Whether a plan that nobody gave a budget for leaves most of the peak."""
-    return plan.budget_bytes is None and plan.peak_bytes > _LITTLE * plan.baseline_peak_bytes
+    plain = plan.baseline_peak_bytes
+    return plan.budget_bytes is None and plan.peak_bytes > _LITTLE * plain and plain > _SMALL
 
 
 def why_little_is_saved(plan: Plan) -> str:
@@ -129,3 +130,5 @@ def why_little_is_saved(plan: Plan) -> str:
 
 # A plan saves little if its peak is more than this share of the plain one.
 _LITTLE = 0.8
+# Nobody minds what a step of so few bytes takes.
+_SMALL = 2**20

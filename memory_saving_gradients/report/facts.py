@@ -54,7 +54,7 @@ class Segment:
         first: the layer of the first one; its name, where it is in no layer.
         last: that of the last one.
         bytes: what they make: so much is not held until they run again.
-        overhead: their cost, as a fraction of that of the plain step.
+        overhead: what they cost more than once, as a fraction of the cost of the plain step.
         entries: where they run, as places in the schedule.
     """
 
@@ -147,16 +147,19 @@ def segments(plan: Plan) -> list[Segment]:
     """What is run again, in the order of running."""
     problem = plan.problem
     total = float(problem.costs.sum()) or 1.0
+    ran = np.unique(np.asarray(plan.schedule), return_index=True)[1]
+    first_runs = set(ran.tolist())  # of an op that runs late for the first time, too
     found = []
     for entries in _components(plan):
         ops = [plan.schedule[entry] for entry in entries]
+        again = [plan.schedule[entry] for entry in entries if entry not in first_runs]
         found.append(
             Segment(
                 ops=tuple(problem.ops[i].name for i in ops),
                 first=layer(plan, min(ops)),
                 last=layer(plan, max(ops)),
                 bytes=sum(problem.tensors[t].bytes for i in ops for t in problem.ops[i].outputs),
-                overhead=float(problem.costs[ops].sum()) / total,
+                overhead=float(problem.costs[again].sum()) / total,
                 entries=tuple(entries),
             )
         )
