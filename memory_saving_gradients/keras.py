@@ -22,6 +22,7 @@ from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.options import BatchSize, Options
 from memory_saving_gradients.patching import patch
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.report import figures, summary
 from memory_saving_gradients.warning import warn
 
 if not hasattr(keras, "Model"):
@@ -222,11 +223,15 @@ class MemoryReport(keras.callbacks.Callback):
     """Prints what was planned for a model, and what a step really took.
 
     The plan is printed after the first batch, the measured peak after the second: the first one
-    builds the step, so its memory says nothing. `measure.StepPeak` says how it is measured; where
-    that cannot be done, the report says so.
+    builds the step, so its memory says nothing. Later, one step of each epoch is measured.
+    `measure.StepPeak` says how; where that cannot be done, the report says so.
 
     Args:
-        log_dir: where to write the same for TensorBoard, too; None for nowhere.
+        log_dir: where to write for TensorBoard, too: the summary of the plan, its figure (if
+            matplotlib is installed) and the measured peak of each epoch; None for nowhere.
+
+    Attributes:
+        measured_bytes: the peak of the step that was measured last, in bytes; None before.
 
     Raises:
         ImportError: `log_dir` is given and TensorBoard is not installed.
@@ -245,8 +250,10 @@ class MemoryReport(keras.callbacks.Callback):
             raise ImportError("log_dir needs TensorBoard: pip install tensorboard")
         self.log_dir = log_dir
         self.measured_bytes: int | None = None
-        self._batches = 0
-        self._known = 0  # plans that were there before
+        self._known = 0  # plans that have been told
+        self._built = False  # whether a batch has run, so that the next one can be measured
+        self._epoch = 0
+        self._measured_epoch = -1
         self._meter: StepPeak | None = None
         self._writer: Any = None
 
@@ -256,47 +263,56 @@ class MemoryReport(keras.callbacks.Callback):
                 f'memory_saving_gradients: model "{self.model.name}" trains plain, as it was not '
                 "given to memory_saving_gradients.keras.save_memory"
             )
-        self._batches = 0
         self._known = len(_plans.get(self.model, []))
+        self._built, self._measured_epoch = False, -1
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
 
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._epoch = epoch
+
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        if self._batches == 1:
+        if self._built and self._measured_epoch < self._epoch:
+            self._measured_epoch = self._epoch
             try:
                 self._meter = StepPeak()
             except OSError as error:
-                self._report(f"the peak cannot be measured here: {error}")
+                print(f"memory_saving_gradients: the peak cannot be measured here: {error}")
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self._batches += 1
-        if self._batches == 1:
-            plans = _plans.get(self.model, [])
-            described = "\n".join(_described(plan) for plan in plans[self._known :] or plans[-1:])
-            self._report(described or "nothing was planned; see the warning above")
+        if not self._built:
+            self._built = True
+            self._tell_plans()
         elif self._meter is not None:
+            first = self.measured_bytes is None
             self.measured_bytes = self._meter.bytes()
             self._meter = None
-            self._report(f"measured peak {self.measured_bytes / 1e6:.1f} MB above the start")
+            peak = self.measured_bytes / 1e6
+            if first:
+                print(f"memory_saving_gradients: measured peak {peak:.1f} MB above the start")
+            if self._writer is not None:
+                with self._writer.as_default(step=self._epoch):
+                    tf.summary.scalar("memory/measured_mb", peak)
 
-    def _report(self, text: str) -> None:
-        print(f"memory_saving_gradients: {text}")
+    def on_train_end(self, logs: dict | None = None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _tell_plans(self) -> None:
+        plans = _plans.get(self.model, [])
+        told = plans[self._known :] or plans[-1:]
+        described = "\n".join(summary.short(plan) for plan in told)
+        described = described or "nothing was planned; see the warning above"
+        print(f"memory_saving_gradients: {described}")
         if self._writer is None:
             return
-        with self._writer.as_default(step=self._batches):
-            tf.summary.text("memory_saving_gradients", text.replace("\n", "  \n"))
-            for plan in _plans.get(self.model, [])[-1:]:
+        with self._writer.as_default(step=self._epoch):
+            tf.summary.text("memory/plan", described.replace("\n", "  \n"))
+            for plan in told[-1:]:
+                tf.summary.text("memory/summary", f"```\n{summary.text(plan)}\n```")
                 tf.summary.scalar("memory/baseline_mb", plan.baseline_peak_bytes / 1e6)
                 tf.summary.scalar("memory/predicted_mb", plan.peak_bytes / 1e6)
-            if self.measured_bytes is not None:
-                tf.summary.scalar("memory/measured_mb", self.measured_bytes / 1e6)
-
-
-def _described(plan: Plan) -> str:
-    """A plan and its checkpoints, on a few lines."""
-    shown = ", ".join(plan.checkpoints[:_SHOWN])
-    more = f" and {len(plan.checkpoints) - _SHOWN} more" if len(plan.checkpoints) > _SHOWN else ""
-    return f"{plan}\nkept for the backward pass: {shown}{more}"
-
-
-_SHOWN = 8  # checkpoints; `Plan.checkpoints` has all
+                if importlib.util.find_spec("matplotlib"):
+                    picture = tf.io.decode_png(figures.png(plan.plot()), channels=4)
+                    tf.summary.image("memory/timeline", picture[None])

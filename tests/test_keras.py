@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memory_saving_gradients as msg
+from memory_saving_gradients.report import summary
 from tests.keras_training import (
     BATCH,
     CLASSES,
@@ -120,18 +121,31 @@ def test_wrong_options_leave_the_model_alone():
 def test_the_report_is_printed_and_written(tmp_path, capsys):
     model, fit = functional()
     report = msg.keras.MemoryReport(tmp_path)
+    fit |= {"epochs": 3}
     msg.keras.save_memory(model).fit(**fit, verbose=0, callbacks=[report])
     printed = capsys.readouterr().out
-    assert "memory: predicted peak" in printed
-    assert "kept for the backward pass: " in printed
-    assert f"measured peak {report.measured_bytes / 1e6:.1f} MB" in printed
+    (plan,) = msg.keras.get_plans(model)
+    assert summary.short(plan) in printed
+    assert printed.count("measured peak") == 1
     (file,) = tmp_path.glob("events*")
-    tags = {
-        value.tag
+    written = [
+        (value.tag, event.step, value)
         for event in tf.compat.v1.train.summary_iterator(str(file))
         for value in event.summary.value
-    }
-    assert {"memory/predicted_mb", "memory/baseline_mb"} <= tags
+    ]
+    told = {tag: value for tag, _, value in written}
+    assert {"memory/predicted_mb", "memory/baseline_mb", "memory/plan"} <= told.keys()
+    text = tf.make_ndarray(told["memory/summary"].tensor).item().decode()
+    assert "Kept for the backward pass" in text
+    _, _, image = tf.make_ndarray(told["memory/timeline"].tensor)
+    assert image.startswith(b"\x89PNG")
+    peaks = [
+        (step, float(tf.make_ndarray(value.tensor)))
+        for tag, step, value in written
+        if tag == "memory/measured_mb"
+    ]
+    assert [step for step, _ in peaks][-2:] == [1, 2]
+    assert peaks[-1][1] == pytest.approx(report.measured_bytes / 1e6)
 
 
 def test_the_report_of_a_plain_model_warns_and_measures():

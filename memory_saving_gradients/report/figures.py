@@ -205,6 +205,13 @@ def _thinned(times: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return np.append(times[begins], times[-1]), np.append(held, held[-1])
 
 
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
+
+
 def _undominated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """The points that no other beats in both."""
     found: list[tuple[float, float]] = []
@@ -231,9 +238,7 @@ def _figure(width: float, height: float) -> Figure:
         """A figure that a notebook shows, whatever the backend of pyplot."""
 
         def _repr_png_(self) -> bytes:
-            out = io.BytesIO()
-            self.savefig(out, format="png", dpi=110)
-            return out.getvalue()
+            return png(self)
 
     figure = Shown(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0.0)
