@@ -4,6 +4,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from memory_saving_gradients.batches import MaxBatch, max_batch
 from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.gradients import (
     gradients,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BudgetError",
     "GradientTape",
+    "MaxBatch",
     "Plan",
     "get_plans",
     "gradients",
@@ -28,6 +30,7 @@ __all__ = [
     "gradients_memory",
     "gradients_speed",
     "keras",
+    "max_batch",
     "patch",
 ]
 

@@ -149,17 +149,7 @@ class Plan:
         """
         if self.batch_size is None:
             raise ValueError("this plan has one size: the graph knows the shapes of all inputs")
-        more = batch_size - self.batch_size
-        tensors = tuple(
-            dataclasses.replace(tensor, bytes=max(0, round(tensor.bytes + more * growth)))
-            for tensor, growth in zip(self.problem.tensors, self.growth, strict=False)
-        )
-        growths = self.growth[len(tensors) :]
-        ops = tuple(
-            dataclasses.replace(op, workspace=max(0, round(op.workspace + more * growth)))
-            for op, growth in zip(self.problem.ops, growths, strict=True)
-        )
-        problem = dataclasses.replace(self.problem, tensors=tensors, ops=ops)
+        problem = self.problem.grown(self.growth, batch_size - self.batch_size)
         return dataclasses.replace(
             self,
             problem=problem,

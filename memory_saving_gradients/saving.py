@@ -7,6 +7,7 @@ passes, what is computed beside them, and the control dependencies that TensorFl
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import gc
@@ -56,6 +57,9 @@ STRICT = "MEMORY_SAVING_GRADIENTS_STRICT"
 logger = logging.getLogger("memory_saving_gradients")
 
 _under_way = threading.local()
+
+_looked_at: contextvars.ContextVar[list[tuple[BackwardPass, Wish]] | None]
+_looked_at = contextvars.ContextVar("looked_at", default=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,6 +154,10 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
         CannotMeasure: costs were to be measured, and the step cannot be run for it.
     """
     graph = asked[0].backward.graph
+    looked_at = _looked_at.get()
+    if looked_at is not None:
+        looked_at += [(one.backward, one.wish) for one in _joined(asked)]
+        return
     try:
         with _no_garbage_collection(), graph.as_default(), tf_private.all_or_nothing():
             outcomes = list(_plan_and_rewrite(_joined(asked)))
@@ -169,6 +177,17 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
                 warn(why_little_is_saved(plan))
         else:
             warn(why_nothing_is_saved(plan))
+
+
+@contextlib.contextmanager
+def looking() -> Iterator[list[tuple[BackwardPass, Wish]]]:
+    """Within it, what is traced in this thread stays plain, and is put into the list instead."""
+    found: list[tuple[BackwardPass, Wish]] = []
+    token = _looked_at.set(found)
+    try:
+        yield found
+    finally:
+        _looked_at.reset(token)
 
 
 @contextlib.contextmanager

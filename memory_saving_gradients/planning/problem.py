@@ -205,6 +205,24 @@ class Problem:
         """The tensors that an op of the step makes."""
         return frozenset(tensor for op in self.ops for tensor in op.outputs)
 
+    def grown(self, growth: Sequence[float], more: int) -> Problem:
+        """The step for a larger batch (or a smaller one, if `more` is negative); costs stay.
+
+        Args:
+            growth: the bytes that each tensor, and then the scratch space of each op, gains with
+                every example.
+            more: how many examples more.
+        """
+        tensors = tuple(
+            dataclasses.replace(tensor, bytes=max(0, round(tensor.bytes + more * gained)))
+            for tensor, gained in zip(self.tensors, growth, strict=False)
+        )
+        ops = tuple(
+            dataclasses.replace(op, workspace=max(0, round(op.workspace + more * gained)))
+            for op, gained in zip(self.ops, growth[len(tensors) :], strict=True)
+        )
+        return dataclasses.replace(self, tensors=tensors, ops=ops)
+
 
 def _edges(rows: Sequence[Sequence[int]], fits: Sequence[bool]) -> Edges:
     start = np.cumsum([0, *map(len, rows)])

@@ -1,0 +1,251 @@
+"""`max_batch()`: the largest batch that a step can train with in a given memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from memory_saving_gradients.budgets import parse_budget
+from memory_saving_gradients.planning.budget import within
+from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
+from memory_saving_gradients.planning.strategies import STRATEGIES
+from memory_saving_gradients.progress import bar
+from memory_saving_gradients.steps import Step, traced_step
+
+# The batch that is read first, the largest that is looked for, how near to the largest possible one
+# an answer is, and what the next is where planning at an answer shows that it does not fit.
+_FIRST = 32
+_LARGEST = 2**20
+_CLOSE = 0.02
+_STEP = 0.99
+
+
+@dataclasses.dataclass(frozen=True)
+class Largest:
+    """The largest batch that fits in one way.
+
+    Attributes:
+        batch_size: how many examples; 0 where not even one fits.
+        bytes: what the step takes then: the predicted peak, variables and inputs.
+        overhead: predicted extra cost, as a fraction of the cost of the plain step.
+        seconds_per_example: TensorFlow's estimate of a step's time on one processor core, divided
+            by the batch: to compare the ways with each other.
+    """
+
+    batch_size: int
+    bytes: int
+    overhead: float
+    seconds_per_example: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxBatch:
+    """What `max_batch` found.
+
+    Attributes:
+        memory_bytes: the memory that was asked for.
+        variables_bytes: what weights, the optimizer's and other variables take of it.
+        ways: by name ("plain", "speed", "memory", "10 % extra cost" …) the largest batch.
+    """
+
+    memory_bytes: int
+    variables_bytes: int
+    ways: dict[str, Largest]
+
+    def __str__(self) -> str:
+        return _shown(self, Console(file=io.StringIO(), width=100))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
+
+def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> MaxBatch:
+    """The largest batch that fits into a memory, plain and with recomputation.
+
+    The step is traced and planned; nothing runs. The peak grows nearly linearly with the batch, by
+    which the batches to look at are chosen; each answer is one that was planned at that very size.
+
+    What counts is the predicted peak of the step, all its variables (weights, what the optimizer
+    and the metrics keep) and the inputs. What else lives on a device (the framework itself,
+    workspaces of a GPU's kernels, temporaries of the optimizer) does not: leave room for it.
+
+    Args:
+        model_or_step: a Keras model, or a `tf.function` that computes gradients. A model that is
+            not compiled is looked at without an optimizer, with the mean square of its outputs as
+            the loss.
+        memory: bytes (int), or a string such as `"11GB"` or `"10GiB"`.
+        example: one batch, as `fit` or the function takes it, arrays or tensors or their
+            `tf.TensorSpec`: of a model `(x, y)`, of a function the tuple of its arguments. Needed
+            where the step does not tell: a subclassed model, a function without `input_signature`.
+
+    Returns:
+        The largest batches: plain, with `checkpoints="speed"` and `"memory"`, and with a budget
+        within 10, 20 and 33 % of extra cost. It prints as a table.
+
+    Raises:
+        TypeError: `model_or_step` is neither, or `memory` is of a wrong type.
+        ValueError: `memory` is no number of bytes or does not hold the variables, or the step does
+            not tell its inputs, fixes their batch, or computes no gradients.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((64,)), *[keras.layers.Dense(64)] * 8])
+        >>> found = max_batch(model, "32MB")
+        >>> found.ways["memory"].batch_size > found.ways["plain"].batch_size > 0
+        True
+    """
+    allowed = parse_budget(memory)
+    if isinstance(allowed, float):
+        raise ValueError(f'memory must be bytes, such as "11GB", got the share {memory!r}')
+    step = traced_step(model_or_step, example)
+    if allowed <= step.variables_bytes:
+        raise ValueError(
+            f"memory of {allowed / 1e6:,.1f} MB does not hold the variables alone: they take "
+            f"{step.variables_bytes / 1e6:,.1f} MB"
+        )
+    search = _Search(step, allowed)
+    with bar("looking for the largest batch", len(_WAYS)) as tick:
+        ways: dict[str, Largest] = {}
+        for name, most in _WAYS.items():
+            cheaper = (way.batch_size for way in ways.values() if way.overhead <= most)
+            ways[name] = search.largest(name, max(cheaper, default=0))
+            tick()
+    return MaxBatch(allowed, step.variables_bytes, ways)
+
+
+# The ways to train, and the extra cost that each may have.
+_WAYS = {"plain": 0.0, "speed": math.inf, "memory": math.inf}
+_WAYS |= {f"{most:.0%} extra cost": most for most in (0.1, 0.2, 0.33)}
+
+
+class _Search:
+    """Looks for batches by one reading of the step, and again at each that it finds."""
+
+    def __init__(self, step: Step, allowed: int) -> None:
+        self._step = step
+        self._allowed = allowed
+        self._first = step.readings(_FIRST)
+        if any(reading.batch_size is None for reading in self._first):
+            raise ValueError(
+                "the step fixes the batch of its inputs: leave their first dimension None"
+            )
+        self._looked: dict[tuple[str, int], Largest] = {}  # what is foretold, by kind and batch
+        self._planned = functools.cache(functools.partial(self._taken, self._read))
+
+    def largest(self, name: str, known: int) -> Largest:
+        """The largest batch that fits in a way: foretold, then planned at that very size.
+
+        Args:
+            name: the way.
+            known: a batch that fits; 0 for none.
+        """
+        batch = self._search(name, known)
+        found = self._planned(_kind(name), batch) if batch else None
+        while found and not self._fits(name, found):
+            batch = int(batch * min(_STEP, self._allowed / found.bytes))
+            found = self._planned(_kind(name), batch) if batch else None
+        if found is None:
+            return Largest(0, self._step.variables_bytes, 0.0, 0.0)
+        fixed = self._step.variables_bytes
+        larger = int(found.batch_size * (self._allowed - fixed) / max(found.bytes - fixed, 1))
+        if (1 + _CLOSE) * found.batch_size < larger <= _LARGEST:
+            more = self._planned(_kind(name), larger)
+            found = more if self._fits(name, more) else found
+        return found
+
+    def _search(self, name: str, known: int) -> int:
+        """The largest batch that is foretold to fit, nearly; 0 where none is."""
+        seen = {
+            batch: self._fits(name, found)
+            for (kind, batch), found in self._looked.items()
+            if kind == _kind(name)
+        }
+        low = max([known, *(batch for batch, fits in seen.items() if fits)])
+        high = min((batch for batch, fits in seen.items() if not fits and batch > low), default=0)
+        if not high:
+            high = max(1, 2 * low)
+            while high <= _LARGEST and self._foretold_to_fit(name, high):
+                low, high = high, 2 * high
+        while high - low > max(1, _CLOSE * low) and low < _LARGEST:
+            middle = (low + high) // 2
+            if self._foretold_to_fit(name, middle):
+                low = middle
+            else:
+                high = middle
+        return min(low, _LARGEST)
+
+    def _foretold_to_fit(self, name: str, batch: int) -> bool:
+        key = _kind(name), batch
+        if key not in self._looked:
+            self._looked[key] = self._taken(self._grown, *key)
+        return self._fits(name, self._looked[key])
+
+    def _fits(self, name: str, found: Largest) -> bool:
+        return found.bytes <= self._allowed and found.overhead <= _WAYS[name]
+
+    def _grown(self, batch: int) -> list[Problem]:
+        more = batch - _FIRST
+        return [reading.problem.grown(reading.growth, more) for reading in self._first]
+
+    def _read(self, batch: int) -> list[Problem]:
+        return [reading.problem for reading in self._step.readings(batch)]
+
+    def _taken(self, problems: Callable[[int], list[Problem]], kind: str, batch: int) -> Largest:
+        """What a batch takes: plain, by a strategy, or by the cheapest plan that fits."""
+        fixed = self._step.variables_bytes + batch * self._step.example_bytes
+        peaks, costs, seconds = [], 0.0, 0.0
+        for problem in problems(batch):
+            found = plain_peak(problem), float(problem.costs.sum())
+            seconds += found[1]
+            if kind in STRATEGIES:
+                found = min(found, _judged(problem, STRATEGIES[kind](problem)))
+            elif kind == "budget" and found[0] > self._allowed - fixed:
+                found = _judged(problem, within(problem, max(0, self._allowed - fixed)))
+            peaks.append(found[0])
+            costs += found[1]
+        return Largest(
+            batch, fixed + max(peaks), costs / seconds - 1 if seconds else 0.0, costs / batch
+        )
+
+
+def _kind(name: str) -> str:
+    return name if _WAYS[name] in (0.0, math.inf) else "budget"
+
+
+def _judged(problem: Problem, schedule: Schedule) -> tuple[int, float]:
+    """The peak of a schedule in bytes, and its cost in seconds."""
+    simulation = simulate(problem, schedule)
+    return simulation.peak, simulation.cost
+
+
+def _shown(found: MaxBatch, console: Console) -> str:
+    """The answer as a table."""
+    table = Table(
+        title=(
+            f"The largest batches in {found.memory_bytes / 1e9:,.2f} GB "
+            f"({found.variables_bytes / 1e9:,.2f} GB of it variables)"
+        ),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    table.add_column("how")
+    for heading in ("batch", "GB", "extra cost", "estimated ms an example"):
+        table.add_column(heading, justify="right")
+    for name, way in found.ways.items():
+        more = " or more" if way.batch_size >= _LARGEST else ""
+        batch = f"{way.batch_size:,}{more}" if way.batch_size else "not even 1"
+        rest = (f"{way.bytes / 1e9:,.2f}", f"{way.overhead:.1%}")
+        seconds = f"{1000 * way.seconds_per_example:,.3f}"
+        table.add_row(name, batch, *((*rest, seconds) if way.batch_size else ("", "", "")))
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
