@@ -16,8 +16,12 @@ setup(
         f"tensorflow>={TESTED[0]},<={TESTED[1]}.99",
         "networkx>=3.0",
         "numpy",
+        "rich",
         "scipy",
     ],
+    entry_points={
+        "console_scripts": ["memory-saving-gradients = memory_saving_gradients.__main__:main"]
+    },
     extras_require={
         "demo": ["matplotlib", "rich", "scikit-learn"],
         "test": ["hypothesis", "keras-hub", "mypy", "pytest", "ruff", "tensorboard", "tf_keras"],

@@ -4,6 +4,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import memory_saving_gradients._quiet  # noqa: F401  (it comes first)
 from memory_saving_gradients.batches import MaxBatch, max_batch
 from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.gradients import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,11 +52,13 @@ class Step:
         Raises:
             BudgetError: no plan within the budget was found.
         """
-        sizes = InputSizes(batch_size)
-        return [
-            decide(reading, dataclasses.replace(wish, sizes=sizes))
-            for reading, (_, wish) in zip(self.readings(batch_size), self.passes, strict=True)
-        ]
+        plans = []
+        for one, wish in self.passes:
+            began = time.perf_counter()
+            wish = dataclasses.replace(wish, sizes=InputSizes(batch_size))
+            plan = decide(read(one, wish.cost_model, wish.sizes), wish)
+            plans.append(dataclasses.replace(plan, seconds=time.perf_counter() - began))
+        return plans
 
 
 def traced_step(step: Any, example: Any = None, options: Options | None = None) -> Step:
@@ -106,7 +109,7 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
 
 def _is_model(step: Any) -> bool:
     models = (getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras"))
-    return isinstance(step, tuple(model for model in models if model is not None))
+    return isinstance(step, tuple(model for model in models if isinstance(model, type)))
 
 
 def _of_function(step: Any, example: Any) -> tuple[Callable[..., Any], Sequence[Any]]:

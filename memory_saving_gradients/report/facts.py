@@ -23,6 +23,9 @@ GRADIENT = "gradient"
 OF_WEIGHTS = "gradient of weights"
 SCRATCH = "scratch space"
 
+#: Why a tensor is kept that the backward pass reads before anything runs again.
+SOON = "wanted right after the loss"
+
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
@@ -128,7 +131,7 @@ def kept(plan: Plan) -> list[Kept]:
             )
             why = f"start of segment{'s' if len(numbers) > 1 else ''} {shown}"
         elif t in early:
-            why = "wanted right after the loss"
+            why = SOON
         elif problem.ops[maker].expensive:
             why = "dear to run again"
         else:
@@ -212,6 +215,7 @@ def moment(plan: Plan, schedule: Schedule) -> Moment:
 def layer(plan: Plan, op: int) -> str:
     """The scope of an op; its name, if a line of code is all that is known of it."""
     name, origin = plan.problem.ops[op].name, plan.labels.origin(plan.problem, op)
+    name = name.removeprefix(plan.labels.common)
     return origin if name.startswith(origin) else name
 
 

@@ -27,7 +27,7 @@ class Row:
         kept: bytes of their outputs that are kept for the backward pass.
         again: bytes of those that are made again.
         plain: bytes of those that nothing wants after the forward pass.
-        segment: the segment that most of them run again in, from 1; 0 for none.
+        segment: the segment that makes most of `again`, from 1; 0 for none.
     """
 
     label: str
@@ -62,11 +62,13 @@ def coarse(plan: Plan) -> tuple[list[Row], list[Arc]]:
     for group in groups:
         made = [(t, i) for i in group for t in problem.ops[i].outputs]
         sums: collections.Counter[str] = collections.Counter()
+        again: collections.Counter[int] = collections.Counter()
         for t, i in made:
             kind = "kept" if t in kept else "again" if i in in_segment else "plain"
             sums[kind] += problem.tensors[t].bytes
-        numbers = collections.Counter(in_segment.get(i, 0) for i in group)
-        segment = numbers.most_common(1)[0][0]
+            if kind == "again":
+                again[in_segment[i]] += problem.tensors[t].bytes
+        segment = again.most_common(1)[0][0] if again else 0
         label = _label([paths[i] for i in group])
         rows.append(Row(label, sums["kept"], sums["again"], sums["plain"], segment))
     return rows, _arcs(plan, groups)

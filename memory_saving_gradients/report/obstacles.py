@@ -28,7 +28,7 @@ _TRY = {
     ),
     facts.RECOMPUTED: (
         "these run again at once, as nothing between them is kept. Try checkpoints between them, "
-        'or checkpoints="memory"'
+        "or a memory_budget, which may run ops more often"
     ),
     facts.ACTIVATION: (
         "the forward pass needs these at once, whatever is kept. Try a smaller batch, or compute "

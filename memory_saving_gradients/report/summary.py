@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _WIDTH = 120
 # Rows that together hold no more than this share are shown as one.
 _NEGLIGIBLE = 0.02
+# More tensors than this that are read right after the loss are shown as one row.
+_FEW = 4
+# Characters of the name of the last of them.
+_END = 20
 # So many of what holds the peak are shown.
 _HOLDERS = 8
 
@@ -89,8 +93,9 @@ def _kept(plan: Plan) -> RenderableType:
     rows = facts.kept(plan)
     total = sum(row.bytes for row in rows)
     least = _least([row.bytes for row in rows])
+    within = f", in {plan.labels.common.rstrip('/')}" if plan.labels.common else ""
     table = _table(
-        f"Kept for the backward pass: {len(rows)} tensors, {_mb(total)} MB",
+        f"Kept for the backward pass: {len(rows)} tensors, {_mb(total)} MB{within}",
         tensor="fill",
         made_by="fill",
         shape="left",
@@ -98,14 +103,30 @@ def _kept(plan: Plan) -> RenderableType:
         MB="right",
         why="left",
     )
+    soon = [row for row in rows if row.why == facts.SOON]
+    if len(soon) <= _FEW:
+        soon = []
     for row in rows:
-        if row.bytes >= least:
-            name = row.tensor.removeprefix(f"{row.origin}/")
+        if row.bytes >= least and row not in soon:
+            name = row.tensor.removeprefix(plan.labels.common).removeprefix(f"{row.origin}/")
             cells = [name, row.origin, row.shape, row.dtype, _mb(row.bytes), row.why]
             table.add_row(*map(Text, cells))
+    if soon:
+        end = f"to {facts.shortened(soon[-1].origin, _END)}"
+        size = _mb(sum(row.bytes for row in soon))
+        cells = [f"{len(soon)} tensors", soon[0].origin, end, "", size, facts.SOON]
+        table.add_row(*map(Text, cells))
+    rows = [row for row in rows if row not in soon]
     small = [row.bytes for row in rows if row.bytes < least]
     if small:
-        table.add_row(f"and {len(small)} small ones", "", "", "", _mb(sum(small)), "")
+        table.add_row(
+            f"and {len(small)} small one{'s' if len(small) > 1 else ''}",
+            "",
+            "",
+            "",
+            _mb(sum(small)),
+            "",
+        )
     return table
 
 

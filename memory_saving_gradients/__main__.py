@@ -1,0 +1,146 @@
+"""The command line: `python -m memory_saving_gradients`, or `memory-saving-gradients`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from memory_saving_gradients import commands
+from memory_saving_gradients._quiet import COMMAND
+from memory_saving_gradients.budgets import BudgetError
+
+_TARGET = """\
+TARGET is a .keras file, or MODULE:CALLABLE, where the callable returns a Keras model. A parameter
+`weights` of it is given None, as memory does not depend on their values. A model that is not
+compiled is looked at with SGD and the mean squared error."""
+
+_EXIT_CODES = """\
+exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan within the budget was found"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        description="Train networks that do not fit into memory, on TensorFlow.",
+        epilog=_EXIT_CODES,
+    )
+    everywhere = argparse.ArgumentParser(add_help=False)
+    everywhere.add_argument("--debug", action="store_true", help="show tracebacks")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, what: str, *examples: str, about: str = "", script: bool = False
+    ) -> argparse.ArgumentParser:
+        shown = "\n".join(f"  {COMMAND} {name} {example}".rstrip() for example in examples)
+        added = subparsers.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.\n\n{about}".rstrip(),
+            epilog=f"examples:\n{shown}\n\n{_EXIT_CODES}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[everywhere],
+            add_help=not script,  # a script has its own
+        )
+        added.set_defaults(run=commands.script if script else None)
+        return added
+
+    report = add(
+        "report",
+        "say what is saved on a model, what is kept, and what holds the peak",
+        "keras.applications:ResNet50 --batch-size 32",
+        "my_model.keras --memory-budget 4GB --measure --plot figures",
+        "my_package.models:build --checkpoints speed --json report.json",
+        about=_TARGET,
+    )
+    report.add_argument("target", metavar="TARGET")
+    report.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: 32")
+    how = report.add_mutually_exclusive_group()
+    how.add_argument("--checkpoints", choices=["memory", "speed"], help="default: memory")
+    how.add_argument(
+        "--memory-budget",
+        type=_budget,
+        metavar="B",
+        help='the peak to stay within: "4GB", "800MiB", or a share of the plain peak such as 0.5',
+    )
+    report.add_argument(
+        "--measure",
+        action="store_true",
+        help="also train a few steps, plain and saving, in fresh processes: peaks and times",
+    )
+    report.add_argument("--plot", type=Path, metavar="DIR", help="draw the plan into a folder")
+    report.add_argument("--json", type=Path, metavar="FILE", help="write the report as data")
+    report.set_defaults(run=commands.report)
+
+    largest = add(
+        "max-batch",
+        "find the largest batch that trains in a memory, plain and with recomputation",
+        "keras.applications:ResNet50 --memory 11GB",
+        about=_TARGET,
+    )
+    largest.add_argument("target", metavar="TARGET")
+    largest.add_argument("--memory", required=True, metavar="B", help='such as "11GB"')
+    largest.set_defaults(run=commands.largest_batch)
+
+    compare = "compare with other ways to recompute, on the test models"
+    add("compare", compare, "", "ResNet GPT", script=True)
+    add("demo", "train ResNets of several depths with and without recomputation", "", script=True)
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an int of at least 1, got {text!r}")
+    return int(text)
+
+
+def _budget(text: str) -> str | float:
+    """A share as a float; anything else as `memory_budget` takes it."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: the words behind the name of the program; those it was called with if None.
+
+    Returns:
+        The exit code.
+    """
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if options.command in commands.SCRIPTS:
+        options.words = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            options.run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BudgetError as error:
+        if options.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 3
+    except Exception as error:
+        if options.debug:
+            raise
+        print(f"error: {error} (--debug shows where)", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Loads TensorFlow without its start-up messages, where the package runs as a command.
+
+TensorFlow writes them to standard error while it is loaded, whatever its log level. The package
+loads it before `__main__` runs, so this module comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+#: The name of the installed command.
+COMMAND = "memory-saving-gradients"
+
+
+def _runs_as_command() -> bool:
+    words = sys.orig_argv  # of `python -m NAME`; sys.argv does not have the name yet
+    named = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    return named == [__name__.partition(".")[0]] or Path(sys.argv[0]).stem == COMMAND
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keeps what libraries write to standard error; shows it if they fail."""
+    with tempfile.TemporaryFile() as kept:
+        terminal = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(terminal, kept.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+if _runs_as_command():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with _silenced():
+        import tensorflow
+
+        tensorflow.config.list_physical_devices()  # looks for GPUs, loudly

@@ -1,0 +1,165 @@
+"""What the commands of the command line do."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import inspect
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from memory_saving_gradients import measure
+from memory_saving_gradients.batches import max_batch
+from memory_saving_gradients.options import Options
+from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.progress import bar
+from memory_saving_gradients.steps import traced_step
+from memory_saving_gradients.why import saves_little, why_little_is_saved
+
+#: The commands that are scripts of the source tree.
+SCRIPTS = {"demo": "scripts.resnet_demo", "compare": "scripts.benchmarks.compare"}
+
+# Steps that are timed, in turns.
+_ROUNDS = 5
+
+
+def report(options: argparse.Namespace) -> None:
+    """Says what is saved on a model; see `report --help`."""
+    model = load(options.target)
+    asked = Options(**_wish(options))
+    plans = traced_step(model, options=asked).plans(options.batch_size)
+    for plan in plans:
+        plan.summary()
+        if saves_little(plan):
+            print(f"\n{why_little_is_saved(plan)}")
+    if options.measure:
+        print("\n" + _measured(options))
+    plan = max(plans, key=lambda plan: plan.peak_bytes)
+    if options.plot:
+        for path in _draw(plan, options.plot):
+            print(f"written: {path}")
+    if options.json:
+        options.json.write_text(plan.to_json() + "\n")
+        print(f"written: {options.json}")
+
+
+def largest_batch(options: argparse.Namespace) -> None:
+    """Says how large a batch may be; see `max-batch --help`."""
+    print(max_batch(load(options.target), options.memory))
+
+
+def script(options: argparse.Namespace) -> None:
+    """Runs a script of the source tree."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "scripts").is_dir() or not (root / "test_models").is_dir():
+        raise FileNotFoundError(
+            f"{options.command} needs the source tree, as it trains the test models: clone the "
+            "repository, pip install -e '.[demo]' there, and run it again"
+        )
+    sys.path.insert(0, str(root))
+    sys.argv[0] = options.command
+    importlib.import_module(SCRIPTS[options.command]).main(options.words)
+
+
+def load(target: str) -> Any:
+    """The compiled Keras model that TARGET names.
+
+    Raises:
+        ValueError: it names no model.
+    """
+    import keras
+
+    module, colon, name = target.partition(":")
+    if target.endswith(".keras"):
+        model = keras.models.load_model(target)
+    elif colon and name:
+        sys.path.insert(0, os.getcwd())
+        found: Any = importlib.import_module(module)
+        make = functools.reduce(getattr, name.split("."), found)
+        parameters = inspect.signature(make).parameters
+        model = make(**({"weights": None} if "weights" in parameters else {}))
+    else:
+        raise ValueError(f"TARGET must be a .keras file or MODULE:CALLABLE, got {target!r}")
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"{target} gives {model!r}, which is no Keras model")
+    if not model.compiled:
+        model.compile("sgd", "mse")
+    return model
+
+
+def make_step(target: str, batch_size: int, wish: dict[str, Any] | None) -> Callable[[], Any]:
+    """A training step of a model on random inputs, by the options of `save_memory`, or plain."""
+    from memory_saving_gradients import keras as ours
+
+    model = load(target)
+    if wish:
+        ours.save_memory(model, batch_size=batch_size, **wish)
+    traced = traced_step(model)
+    random = np.random.default_rng(0)
+    signature, _ = traced.traced.structured_input_signature
+    x, y = tf.nest.map_structure(functools.partial(_random, random, batch_size), signature)
+    return functools.partial(model.train_on_batch, x, y)
+
+
+def _wish(options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for, as `save_memory` takes it."""
+    if options.memory_budget is not None:
+        return {"checkpoints": "memory", "memory_budget": options.memory_budget}
+    return {"checkpoints": options.checkpoints or "memory"}
+
+
+def _random(random: np.random.Generator, batch_size: int, spec: tf.TensorSpec) -> np.ndarray:
+    """Small numbers for an input; zeros for integers."""
+    first, *rest = spec.shape
+    shape = (first or batch_size, *(size or 1 for size in rest))
+    if spec.dtype.is_floating:
+        return random.standard_normal(shape).astype(spec.dtype.as_numpy_dtype)
+    return np.zeros(shape, spec.dtype.as_numpy_dtype)
+
+
+def _measured(options: argparse.Namespace) -> str:
+    """Peaks in fresh processes, and times in turns in this one."""
+    ways = {"plain": None, "saving": _wish(options)}
+    peaks, steps = {}, {}
+    with bar("measuring", 5) as tick:
+        for name, way in ways.items():
+            peaks[name] = measure.function_peak(make_step, options.target, options.batch_size, way)
+            tick()
+        for name, way in ways.items():
+            steps[name] = make_step(options.target, options.batch_size, way)
+            steps[name]()  # builds it
+            tick()
+        seconds = measure.step_times(steps, _ROUNDS)
+        tick()
+    plain, saving = peaks["plain"], peaks["saving"]
+    times = {name: statistics.median(found) for name, found in seconds.items()}
+    return (
+        f"measured in `fit`, optimizer included: peak {plain / 1e6:,.1f} MB -> "
+        f"{saving / 1e6:,.1f} MB ({plain / max(saving, 1):.2f}x less), "
+        f"step {times['plain']:.3f} s -> {times['saving']:.3f} s "
+        f"({times['saving'] / times['plain']:.2f}x)"
+    )
+
+
+def _draw(plan: Plan, folder: Path) -> list[Path]:
+    """The pictures of a plan, as PNG and SVG, and its trace for Perfetto."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "timeline": plan.plot(),
+        "frontier": plan.plot_frontier(),
+        "network": plan.plot_graph(),
+    }
+    paths = [folder / f"{name}.{kind}" for name in figures for kind in ("png", "svg")]
+    for path in paths:
+        figures[path.stem].savefig(path, dpi=130)
+    trace = folder / "trace.json"
+    plan.save_trace(trace)
+    return [*paths, trace]

@@ -1,0 +1,179 @@
+"""The command line as a user calls it."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import pytest
+
+from memory_saving_gradients.__main__ import main
+
+MODELS = """
+import keras
+
+def build(weights="imagenet"):
+    assert weights is None
+    inputs = h = keras.Input((64,))
+    for i in range(12):
+        h = keras.layers.Dense(256, "tanh", name=f"layer_{i}")(h)
+    return keras.Model(inputs, keras.layers.Dense(4)(h))
+
+def compiled():
+    model = keras.Sequential([keras.Input((32,)), *[keras.layers.Dense(32, "tanh")] * 4])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+number = 3
+
+class Nested:
+    build = staticmethod(build)
+
+def warning():
+    import warnings
+    warnings.warn("be careful")
+    return build(None)
+
+def broken():
+    return 1 / 0
+"""
+TARGET = "my_models:build"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("my_models", None)
+
+
+def test_a_report_with_figures_and_data(folder, capsys):
+    words = ["report", TARGET, "--batch-size", "4096", "--plot", "figures", "--json", "report.json"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "for a batch of 4096" in said
+    assert "Kept for the backward pass" in said
+    assert "layer_" in said
+    data = json.loads((folder / "report.json").read_text())
+    assert data["peak_bytes"] < data["baseline_peak_bytes"]
+    for name in ("timeline", "frontier", "network"):
+        assert (folder / "figures" / f"{name}.png").stat().st_size > 5_000
+        assert (folder / "figures" / f"{name}.svg").stat().st_size > 5_000
+    assert json.loads((folder / "figures" / "trace.json").read_text())["traceEvents"]
+
+
+def test_measured_in_real_steps(folder, capsys):
+    assert (
+        main(["report", TARGET, "--batch-size", "8192", "--memory-budget", "0.5", "--measure"]) == 0
+    )
+    line = next(line for line in capsys.readouterr().out.splitlines() if "measured in" in line)
+    plain, saving = (
+        float(part.split()[-2].replace(",", ""))
+        for part in line.split("MB")[:2]
+        for part in [part + "MB"]
+    )
+    assert saving < 0.75 * plain
+
+
+def test_the_largest_batch(folder, capsys):
+    assert main(["max-batch", "my_models:Nested.build", "--memory", "64MB"]) == 0
+    assert "The largest batches in 0.06 GB" in capsys.readouterr().out
+
+
+def test_a_saved_model(folder, capsys):
+    model = keras.Sequential([keras.Input((64,)), *[keras.layers.Dense(64, "tanh")] * 6])
+    model.compile("adam", "mse")
+    model.save("model.keras")
+    assert main(["report", "model.keras", "--checkpoints", "speed"]) == 0
+    assert "speed: predicted peak" in capsys.readouterr().out
+    assert main(["report", "my_models:compiled"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["report", "my_models"], 1, "TARGET must be a .keras file or MODULE:CALLABLE"),
+        (["report", "my_models:nothing"], 1, "has no attribute 'nothing'"),
+        (["report", "no_such_module:build"], 1, "No module named 'no_such_module'"),
+        (["report", "none.keras"], 1, "none.keras"),
+        (["report", "my_models:number"], 1, "not a callable"),
+        (["report", "my_models:broken"], 1, "division by zero"),
+        (["report", "my_models:keras.layers.ReLU"], 1, "no Keras model"),
+        (["report", TARGET, "--memory-budget", "100B"], 3, "cannot be met"),
+        (["report", TARGET, "--memory-budget", "many"], 1, "memory_budget must be"),
+        (["max-batch", TARGET, "--memory", "1MB"], 1, "does not hold the variables"),
+    ],
+)
+def test_errors_are_one_line(folder, capsys, words, code, said):
+    assert main(words) == code
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["fly"],
+        ["report"],
+        ["report", TARGET, "--batch-size", "0"],
+        ["report", TARGET, "--fast"],
+        ["max-batch", TARGET],
+        ["report", TARGET, "--checkpoints", "memory", "--memory-budget", "1"],
+    ],
+)
+def test_wrong_usage_is_2(capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(folder):
+    with pytest.raises(ZeroDivisionError):
+        main(["report", "my_models:broken", "--debug"])
+
+
+def test_a_warning_is_a_line_of_its_own(folder, capsys):
+    assert main(["report", "my_models:warning"]) == 0
+    assert capsys.readouterr().err == "warning: be careful\n"
+
+
+@pytest.mark.parametrize("command", [["-m", "memory_saving_gradients"], ["-c", "installed"]])
+@pytest.mark.parametrize("words", [["--help"], ["report", "--help"], ["max-batch", "--help"]])
+def test_help_has_examples_and_no_noise(command, words):
+    if command[0] == "-c":
+        command = [sys.executable.replace("python", "memory-saving-gradients")]
+    else:
+        command = [sys.executable, *command]
+    ran = subprocess.run([*command, *words], capture_output=True, text=True)
+    assert ran.returncode == 0
+    assert ran.stderr == ""
+    assert "exit codes" in ran.stdout
+    assert len(words) == 1 or "examples:\n  memory-saving-gradients" in ran.stdout
+
+
+def test_no_noise_in_a_whole_run(folder):
+    command = [sys.executable, "-m", "memory_saving_gradients", "report", TARGET]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0
+    assert ran.stderr == ""
+
+
+def test_scripts_need_the_source_tree(monkeypatch, capsys, tmp_path):
+    from memory_saving_gradients import commands
+
+    monkeypatch.setattr(commands, "__file__", str(tmp_path / "package" / "commands.py"))
+    assert main(["demo", "--depths", "8"]) == 1
+    assert "needs the source tree" in capsys.readouterr().err
+
+
+def test_the_demo_is_that_of_the_source_tree(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--help"])
+    assert ended.value.code == 0
+    assert "--depths" in capsys.readouterr().out
