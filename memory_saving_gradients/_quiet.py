@@ -24,7 +24,7 @@ def _runs_as_command() -> bool:
 
 
 @contextlib.contextmanager
-def _silenced() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Keeps what libraries write to standard error; shows it if they fail."""
     with tempfile.TemporaryFile() as kept:
         terminal = os.dup(2)
@@ -42,7 +42,7 @@ def _silenced() -> Iterator[None]:
 
 if _runs_as_command():
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with _silenced():
+    with silenced():
         import tensorflow
 
         tensorflow.config.list_physical_devices()  # looks for GPUs, loudly

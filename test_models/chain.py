@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -18,9 +20,12 @@ class Chain(Model):
     def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
         (h,) = inputs
         for i in range(self.layers):
-            h = self.dense(h, self.width, f"layer{i}", bias=False)
-            h = tf.tanh(h) * tf.sigmoid(h)
+            h = self.block(functools.partial(self._layer, i), h)
         return tf.reduce_mean(tf.square(h))
+
+    def _layer(self, i: int, h: tf.Tensor) -> tf.Tensor:
+        h = self.dense(h, self.width, f"layer{i}", bias=False)
+        return tf.tanh(h) * tf.sigmoid(h)
 
     def example(self, batch: int) -> list[np.ndarray]:
         rng = np.random.default_rng(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow as tf
 
 from test_models.model import ImageClassifier
@@ -24,10 +26,14 @@ class DenseNet(ImageClassifier):
                 h = self._norm_relu_conv(h, int(h.shape[-1]), 1, f"transition{block}")
                 h = tf.nn.avg_pool2d(h, 2, 2, "SAME")
             for layer in range(self.layers):
-                new = self._norm_relu_conv(h, self.growth, 3, f"block{block}_layer{layer}")
+                name = f"block{block}_layer{layer}"
+                new = self.block(functools.partial(self._layer, name), h)
                 h = tf.concat([h, new], -1)
         h = tf.nn.relu(self.batch_norm(h, "final_norm"))
         return self.dense(tf.reduce_mean(h, axis=[1, 2]), self.classes, "classifier")
+
+    def _layer(self, name: str, x: tf.Tensor) -> tf.Tensor:
+        return self._norm_relu_conv(x, self.growth, 3, name)
 
     def _norm_relu_conv(self, x: tf.Tensor, filters: int, size: int, name: str) -> tf.Tensor:
         x = tf.nn.relu(self.batch_norm(x, f"{name}_norm"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
@@ -49,13 +51,16 @@ class GPT(Model):
         h = tf.gather(embedding, tokens[:, :-1]) + positions
         outputs = []
         for i in range(self.layers):
-            h += self._drop(self._attention(self.layer_norm(h, f"norm{i}a"), f"attention{i}"))
-            h += self._drop(self._mlp(self.layer_norm(h, f"norm{i}b"), f"mlp{i}"))
+            h = self.block(functools.partial(self._layer, i), h)
             outputs.append(h)
         h = tf.reshape(self.layer_norm(self._head(outputs), "final_norm"), [-1, self.width])
         logits = tf.matmul(h, embedding, transpose_b=True)
         targets = tf.reshape(tokens[:, 1:], [-1])
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits))
+
+    def _layer(self, i: int, h: tf.Tensor) -> tf.Tensor:
+        h += self._drop(self._attention(self.layer_norm(h, f"norm{i}a"), f"attention{i}"))
+        return h + self._drop(self._mlp(self.layer_norm(h, f"norm{i}b"), f"mlp{i}"))
 
     def _head(self, outputs: list[tf.Tensor]) -> tf.Tensor:
         """What the logits are made of, from the outputs of all layers."""

@@ -63,6 +63,10 @@ class Model:
         ticks = self.statistic("ticks", (), 0.0).assign_add(1.0, read_value=True)
         return x * tf.cast(tf.fill(tf.shape(x), ticks) > 0.0, x.dtype)
 
+    def block(self, part: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
+        """A natural block of the network: what a user would recompute by hand."""
+        return part(*inputs)
+
     # Layers.
 
     def conv(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow as tf
 
 from test_models.model import ImageClassifier
@@ -23,10 +25,10 @@ class CifarResNet(ImageClassifier):
         h = self.conv_norm_relu(images, self.width, 3, "stem")
         for stage in range(3):
             for block in range((self.depth - 2) // 6):
-                h = self._block(h, stage, block)
+                h = self.block(functools.partial(self._block, stage, block), h)
         return self.dense(tf.reduce_mean(h, axis=[1, 2]), self.classes, "classifier")
 
-    def _block(self, x: tf.Tensor, stage: int, block: int) -> tf.Tensor:
+    def _block(self, stage: int, block: int, x: tf.Tensor) -> tf.Tensor:
         name = f"stage{stage}_block{block}"
         filters = self.width * 2**stage
         stride = 2 if stage > 0 and block == 0 else 1
@@ -57,10 +59,10 @@ class ResNet50(ImageClassifier):
 
     def _stage(self, x: tf.Tensor, stage: int) -> tf.Tensor:
         for block in range(self.blocks[stage]):
-            x = self._bottleneck(x, stage, block)
+            x = self.block(functools.partial(self._bottleneck, stage, block), x)
         return x
 
-    def _bottleneck(self, x: tf.Tensor, stage: int, block: int) -> tf.Tensor:
+    def _bottleneck(self, stage: int, block: int, x: tf.Tensor) -> tf.Tensor:
         name = f"stage{stage}_block{block}"
         filters = self.width * 2**stage
         stride = 2 if stage > 0 and block == 0 else 1

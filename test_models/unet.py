@@ -32,16 +32,19 @@ class UNet(Model):
         h, masks = inputs
         skips = []
         for level in range(self.levels):
-            h = self._two_convs(h, self.width * 2**level, f"down{level}")
+            h = self._pair(self.width * 2**level, f"down{level}", h)
             skips.append(h)
             h = self._pool(h)
-        h = self._two_convs(h, self.width * 2**self.levels, "bottom")
+        h = self._pair(self.width * 2**self.levels, "bottom", h)
         for level in reversed(range(self.levels)):
             filters = self.width * 2**level
             h = self._upsample(h, filters, f"up{level}_transpose")
-            h = self._two_convs(tf.concat([skips[level], h], -1), filters, f"up{level}")
+            h = self._pair(filters, f"up{level}", tf.concat([skips[level], h], -1))
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(masks, self._head(h))
         return tf.reduce_mean(losses)
+
+    def _pair(self, filters: int, name: str, x: tf.Tensor) -> tf.Tensor:
+        return self.block(lambda x: self._two_convs(x, filters, name), x)
 
     def _pool(self, x: tf.Tensor) -> tf.Tensor:
         return tf.nn.max_pool2d(x, 2, 2, "SAME")

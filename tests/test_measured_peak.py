@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients, measure
-from scripts.benchmark import METHODS, MODELS
+from scripts.benchmarks.models import METHODS, MODELS
 from test_models import Chain, CifarResNet, build_v1, build_v2
 
 v1 = tf.compat.v1

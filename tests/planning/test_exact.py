@@ -8,7 +8,7 @@ from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import read
 from memory_saving_gradients.planning.budget import within
 from memory_saving_gradients.planning.simulate import simulate
-from scripts.benchmark import MODELS
+from scripts.benchmarks.models import MODELS
 from test_models import build_v1
 from tests.planning.brute_force import cheapest
 from tests.planning.coarse import coarsened

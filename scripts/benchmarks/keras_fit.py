@@ -1,8 +1,8 @@
 """Measures Keras `fit` plainly, with other ways to recompute, and with `save_memory`.
 
 In default processes; losses are compared in others, without oneDNN, where kernels are
-deterministic. Writes docs/keras.json, from which scripts/render_readme.py makes tables of the
-README.
+deterministic. Writes keras_fit.json beside this file, from which scripts/benchmarks/render.py makes
+tables.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def equal_losses(label: str, methods: list[str]) -> dict[str, bool]:
 
 def equal_losses_without_onednn(label: str, methods: list[str]) -> dict[str, bool]:
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.keras_benchmark", "--losses", label, *methods],
+        [sys.executable, "-m", "scripts.benchmarks.keras_fit", "--losses", label, *methods],
         env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
         stdout=subprocess.PIPE,
         check=True,
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(KERAS_MODELS), help="keep other results")
     parser.add_argument("--jit", choices=["yes", "no", "both"], default="both")
     parser.add_argument("--losses", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, default=Path("docs/keras.json"))
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
     if options.losses:
         label, *methods = options.losses

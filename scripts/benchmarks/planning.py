@@ -1,7 +1,7 @@
 """Plans every test model at many budgets without running it, and times the planner.
 
-Writes docs/planning.json, from which scripts/render_readme.py draws the frontiers (peak against
-overhead) and the planner's time and memory against the size of a step.
+Writes planning.json beside this file, from which scripts/benchmarks/render.py draws the frontiers
+(peak against overhead) and the planner's time and memory against the size of a step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memory_saving_gradients.planning.budget import within
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
-from scripts.benchmark import MODELS
+from scripts.benchmarks.models import MODELS
 from test_models import Model, ResNet50, UNet, build_v1
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.175, 0.15, 0.125, 0.1)
@@ -147,7 +147,7 @@ def time_planner(count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("docs/planning.json"))
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("planning.json"))
     parser.add_argument("--time", type=int, metavar="OPS", help="time one size and print it")
     options = parser.parse_args()
     if options.time:
@@ -156,7 +156,7 @@ def main() -> None:
     scaling = []
     for count in track(SIZES, description="sizes"):
         # Each in a process of its own, on one core, so that its memory can be told.
-        command = [sys.executable, "-m", "scripts.planning_benchmark", "--time", str(count)]
+        command = [sys.executable, "-m", "scripts.benchmarks.planning", "--time", str(count)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         scaling.append(json.loads(run.stdout.splitlines()[-1]))

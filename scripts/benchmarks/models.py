@@ -1,8 +1,8 @@
 """Measures every test model with `tf.gradients`, every strategy and budgets; the time to rewrite.
 
-In a default session: oneDNN as installed, all threads. Writes docs/benchmark.json, from which
-scripts/render_readme.py makes the tables of the README. With --laboratory there is one inter-op
-thread and no oneDNN, where kernels are deterministic, and docs/laboratory.json says what is equal.
+In a default session: oneDNN as installed, all threads. Writes models.json beside this file, from
+which scripts/benchmarks/render.py makes tables. With --laboratory there is one inter-op thread and
+no oneDNN, where kernels are deterministic, and laboratory.json says what is equal.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--laboratory", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(MODELS), help="keep the other results")
     options = parser.parse_args()
-    output = Path("docs/laboratory.json" if LABORATORY else "docs/benchmark.json")
+    output = Path("docs/laboratory.json" if LABORATORY else "models.json beside this file")
     results = json.loads(output.read_text()) if options.only else {"models": {}}
     results["machine"] = (
         f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"

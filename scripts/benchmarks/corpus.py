@@ -1,7 +1,7 @@
 """Measures budgets on the hard graphs of tests/corpus.py: does a run keep them, in every setting?
 
 A setting is oneDNN on or off, and one inter-op thread or as many as there are cores. Writes
-docs/corpus.json, from which scripts/render_readme.py makes docs/corpus.md.
+corpus.json beside this file, from which scripts/benchmarks/render.py makes a table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-OUTPUT = Path("docs/corpus.json")
+OUTPUT = Path(__file__).with_name("corpus.json")
 SHARES = (0.7, 0.5, 0.3)
 RUNS = 3  # the highest peak counts
 
@@ -79,7 +79,7 @@ def main() -> None:
     results: dict[str, dict] = json.loads(OUTPUT.read_text()) if options.only else {}
     for onednn, threads in itertools.product("10", "10"):
         environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command = [sys.executable, "-W", "ignore", "-m", "scripts.corpus_budgets"]
+        command = [sys.executable, "-W", "ignore", "-m", "scripts.benchmarks.corpus"]
         command += ["--threads", threads, *(["--only", *options.only] if options.only else [])]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         for name, rows in json.loads(done.stdout.splitlines()[-1]).items():

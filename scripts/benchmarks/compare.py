@@ -1,0 +1,385 @@
+"""Compares this package with other ways to recompute, each as its own authors mean it to be used.
+
+On TensorFlow, all in sessions of default configuration: `tf.gradients`; `tf.recompute_grad` around
+the network's natural blocks (without Grappler, too, which undoes much of it); Grappler's own
+RECOMPUTATION_HEURISTICS; √n articulation points, the method of OpenAI's gradient-checkpointing (by
+our rewriter, as that package runs on no TensorFlow 2); and ours. Peaks are sums of TensorFlow's
+allocation records. `RematScope` is Keras's, so it trains the same kind of network in `fit`, beside
+plain `fit`. JAX and PyTorch, where they are installed, run the same network by `jax.checkpoint` and
+`torch.utils.checkpoint`; their peaks are from their own reports. Gradients are checked by central
+differences of the loss along them; those of JAX and PyTorch against their own plain ones.
+
+Writes compare.json beside this file, from which scripts/benchmarks/render.py makes a table and a
+figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+
+from memory_saving_gradients import Plan, get_plans, gradients, measure
+from memory_saving_gradients._quiet import silenced
+from memory_saving_gradients.planning.articulation import sqrt_spaced
+from scripts.benchmarks import keras_fit
+from scripts.benchmarks.models import MODELS
+from test_models import GPT, Model, build_v1
+
+v1 = tf.compat.v1
+PLAIN = "tf.gradients"
+
+#: label: (builder, batch), the model of Keras that stands for it with `RematScope`, and the network
+#: of the other frameworks.
+COMPARED: dict[str, tuple[tuple[Callable[[], Model], int], str | None, str | None]] = {
+    "ResNet-56, CIFAR, batch 128": (
+        MODELS["ResNet-56, CIFAR, batch 128"],
+        "ResNet-50, 96 px, batch 32",
+        "resnet",
+    ),
+    "GPT, 6 layers, batch 8": (
+        MODELS["GPT, 6 layers, batch 8"],
+        "Transformer, 8 blocks, batch 32",
+        "gpt",
+    ),
+    "GPT with dropout, batch 8": ((functools.partial(GPT, dropout=0.1), 8), None, None),
+    "U-Net, 128 px, batch 4": (
+        MODELS["U-Net, 128 px, batch 4"],
+        "U-Net, 128 px, batch 8",
+        None,
+    ),
+    "DenseNet, 2 × 12 layers, batch 64": (
+        MODELS["DenseNet, 2 × 12 layers, batch 64"],
+        None,
+        None,
+    ),
+    "chain, 64 layers, 2048 × 256": (MODELS["chain, 64 layers, 2048 × 256"], None, None),
+}
+
+# Gradients are right if the loss changes along them by what they say, but for so much.
+_TOLERANCE = 0.05
+# How far to go along them: so much of the loss.
+_STRETCH = 1e-3
+
+
+@dataclasses.dataclass
+class Row:
+    """What a way to recompute takes on a model.
+
+    Attributes:
+        peer: the way.
+        plain: the way that its ratios are to.
+        peak_bytes: measured peak of a step; None if it failed.
+        time_ratio: time of a step against `plain`, the median; None where it was not measured.
+        gradient_error: how far the change of the loss along the gradient is from what the gradient
+            says, as a fraction; None where it was not checked.
+        error: what a user sees where it fails.
+    """
+
+    peer: str
+    plain: str
+    peak_bytes: int | None = None
+    time_ratio: float | None = None
+    gradient_error: float | None = None
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A way to recompute in a session.
+
+    Attributes:
+        differentiate: called with the model's builder, its batch, the loss and the variables.
+        block: what is put around each natural block of the network.
+        rewriting: options of Grappler.
+    """
+
+    differentiate: Callable[..., list]
+    block: Callable[..., tf.Tensor] | None = None
+    rewriting: Mapping[str, Any] = types.MappingProxyType({})
+
+
+def _plainly(make: Callable[[], Model], batch: int, loss: tf.Tensor, variables: list) -> list:
+    return tf.gradients(loss, variables)
+
+
+def _ours(**options: Any) -> Callable[..., list]:
+    def differentiate(
+        make: Callable[[], Model], batch: int, loss: tf.Tensor, variables: list
+    ) -> list:
+        return gradients(loss, variables, **options)
+
+    return differentiate
+
+
+def _sqrt_points(make: Callable[[], Model], batch: int, loss: tf.Tensor, variables: list) -> list:
+    """Keeps every √n-th articulation point."""
+    with tf.Graph().as_default() as twin:
+        v1.set_random_seed(7)
+        step = build_v1(make(), batch)
+        gradients(step.loss, step.variables, memory_budget=1.0)
+        problem = get_plans(twin)[-1].problem
+    plan = Plan.of("√n", problem, sqrt_spaced(problem))
+    if plan.peak_bytes >= plan.baseline_peak_bytes:
+        raise RuntimeError("saves nothing")
+    return gradients(loss, variables, plan=plan)
+
+
+def _recomputed(part: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
+    return tf.recompute_grad(part)(*inputs)
+
+
+PEERS = {
+    PLAIN: Peer(_plainly),
+    "tf.recompute_grad by block": Peer(_plainly, block=_recomputed),
+    "the same, Grappler off": Peer(
+        _plainly, block=_recomputed, rewriting={"disable_meta_optimizer": True}
+    ),
+    "Grappler heuristics": Peer(
+        _plainly,
+        rewriting={"memory_optimization": RewriterConfig.RECOMPUTATION_HEURISTICS},
+    ),
+    "√n articulation points": Peer(_sqrt_points),
+    "ours, speed": Peer(_ours(checkpoints="speed")),
+    "ours, memory": Peer(_ours(checkpoints="memory")),
+    "ours, budget 0.3": Peer(_ours(memory_budget=0.3)),
+}
+
+
+class Built:
+    """A model in a session of its own, differentiated in one way."""
+
+    def __init__(self, peer: Peer, make: Callable[[], Model], batch: int) -> None:
+        self.model = model = make()
+        with tf.Graph().as_default() as self.graph:
+            v1.set_random_seed(7)
+            placeholders = build_v1(model, batch)
+            loss = placeholders.loss
+            if peer.block:  # the variables are there by now
+                model.block = peer.block  # type: ignore[method-assign]
+                loss = model.loss(*placeholders.placeholders)
+            variables = list(dict.fromkeys(v.ref() for v in model.variables))
+            self.variables = [v.deref() for v in variables]
+            grads = peer.differentiate(make, batch, loss, self.variables)
+            self.loss = loss
+            self.gradients = [tf.convert_to_tensor(g) for g in grads]
+            squares = [tf.reduce_sum(tf.square(g)) for g in self.gradients]
+            self.norm = tf.sqrt(tf.add_n(squares))
+            self.stretch = v1.placeholder(tf.float32, ())
+            pairs = zip(self.variables, self.gradients, strict=True)
+            self.move = [v.assign_add(self.stretch * g / self.norm) for v, g in pairs]
+            self.initial = v1.global_variables_initializer()
+        self.fetches = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        self.config = v1.ConfigProto()
+        for option, value in peer.rewriting.items():
+            setattr(self.config.graph_options.rewrite_options, option, value)
+        self.feed = placeholders.feed(model.example(batch))
+        self.session = self._new_session()
+
+    def _new_session(self) -> tf.compat.v1.Session:
+        session = v1.Session(graph=self.graph, config=self.config)
+        session.run(self.initial)
+        return session
+
+    def run(self) -> Any:
+        return self.session.run(self.fetches, self.feed)
+
+    def peak(self) -> int:
+        self.run()
+        return measure.session_peak(self.session, self.fetches, self.feed)
+
+    def gradient_error(self) -> float:
+        """How far the loss's change along the gradient is from what the gradient says.
+
+        Each loss is the first of a new session, so that random numbers are the same.
+        """
+        with self._new_session() as session:
+            loss, norm = session.run([self.loss, self.norm], self.feed)
+        stretch = _STRETCH * float(loss) / float(norm)
+        losses = []
+        for way in (stretch, -stretch):
+            with self._new_session() as session:
+                session.run(self.move, self.feed | {self.stretch: way})
+                moved = session.run(self.variables)
+            with self._new_session() as session:
+                for variable, value in zip(self.variables, moved, strict=True):
+                    variable.load(value, session)
+                losses.append(float(session.run(self.loss, self.feed)))
+        return abs((losses[0] - losses[1]) / (2 * stretch * float(norm)) - 1)
+
+
+def in_sessions(make: Callable[[], Model], batch: int, rounds: int, tick: Callable) -> list[Row]:
+    """All ways on TensorFlow."""
+    rows, built = [], {}
+    for name, peer in PEERS.items():
+        tick(name)
+        row = Row(name, PLAIN)
+        rows.append(row)
+        try:
+            one = Built(peer, make, batch)
+            row.peak_bytes = one.peak()
+            row.gradient_error = one.gradient_error()
+            built[name] = one
+        except Exception as error:
+            row.error = _said(error)
+    tick("times")
+    times = measure.step_times({name: one.run for name, one in built.items()}, rounds)
+    for row in rows:
+        if row.peer in times:
+            row.time_ratio = _ratio(times[row.peer], times[PLAIN])
+    for one in built.values():
+        one.session.close()
+    return rows
+
+
+def in_keras(label: str | None, tick: Callable[[str], object]) -> list[Row]:
+    """Plain `fit` and `RematScope`; no rows where no model of Keras is like it."""
+    rows: list[Row] = []
+    if label is None:
+        return rows
+    for name, method in (("Keras fit", "plain"), ('Keras RematScope("full")', "RematScope")):
+        tick(name)
+        row = Row(name, "Keras fit")
+        rows.append(row)
+        try:
+            with silenced():  # the process prints a traceback, too
+                row.peak_bytes = measure.function_peak(keras_fit.make_fit, label, method, False)
+        except RuntimeError as error:
+            row.error = _said(error)
+    return rows
+
+
+def elsewhere(
+    network: str | None, framework: str, python: str, rounds: int, tick: Callable[[str], object]
+) -> list[Row]:
+    """The same network on another framework; no rows where that, or the network, is not there."""
+    tick(framework)
+    if network is None:
+        return []
+    module = f"scripts.benchmarks.peers_{framework}"
+    command = [python, "-m", module, network, str(rounds)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode == 0:
+        return [Row(**row) for row in json.loads(ran.stdout.splitlines()[-1])]
+    last = ran.stderr.strip().splitlines()[-1:]
+    if any("ModuleNotFoundError" in line for line in last):
+        return []
+    return [Row(framework, framework, error=" ".join(last))]
+
+
+def _said(error: Exception) -> str:
+    """The message, without colours, on one line, its first sentence."""
+    text = re.sub(r"\x1b\[\d+m|\s+", " ", str(error)).strip()
+    found = re.search(r"The custom_gradient decorator[^.]*\.", text)
+    return found[0] if found else text[:200]
+
+
+def _ratio(ours: Sequence[float], plain: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, plain, strict=True))
+
+
+def table(label: str, rows: Sequence[Row]) -> Table:
+    """The rows of a model as a table."""
+    shown = Table(title=label, title_justify="left", box=SIMPLE_HEAD)
+    shown.add_column("way", no_wrap=True)
+    for heading in ("peak MB", "ratio", "time"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("gradients")
+    peaks = {row.peer: row.peak_bytes for row in rows}
+    for row in rows:
+        plain = peaks.get(row.plain)
+        cells = ["-", "-", "-", f"fails: {row.error}"]
+        if row.peak_bytes:
+            cells = [
+                f"{row.peak_bytes / 1e6:,.0f}",
+                f"{plain / row.peak_bytes:.1f}x" if plain else "-",
+                "-" if row.time_ratio is None else f"{row.time_ratio:.2f}x",
+                verdict(row),
+            ]
+        shown.add_row(row.peer, *cells, end_section=row is rows[-1])
+    return shown
+
+
+def verdict(row: Row) -> str:
+    """What is known of the gradients."""
+    if row.gradient_error is None:
+        return "not checked"
+    if row.gradient_error <= _TOLERANCE:
+        return "right"
+    return f"wrong, by {row.gradient_error:.0%}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    description, *rest = (__doc__ or "").split("\n\n", 1)
+    parser = argparse.ArgumentParser(
+        prog="memory-saving-gradients compare", description=description, epilog="".join(rest)
+    )
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help=f"beginnings of names: {'; '.join(COMPARED)} (default: all)",
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="steps timed, in turns")
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        help="an interpreter that has JAX or PyTorch, where this one has not",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path(__file__).with_suffix(".json"), help="JSON to write"
+    )
+    options = parser.parse_args(arguments)
+    wanted = [name.lower() for name in options.models] or [""]
+    chosen = [label for label in COMPARED if label.lower().startswith(tuple(wanted))]
+    for name in wanted:
+        if not any(label.lower().startswith(name) for label in COMPARED):
+            parser.error(f"no model begins with {name!r}; there are: {'; '.join(COMPARED)}")
+    console = Console()
+    results: dict[str, Any] = {"models": {}}
+    if options.output.exists() and options.models:
+        results = json.loads(options.output.read_text())
+    results["machine"] = (
+        f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"
+    )
+    with Progress(console=console, transient=True) as progress:
+        for label in chosen:
+            task = progress.add_task(label, total=len(PEERS) + 5)
+
+            def tick(what: str, task: Any = task, label: str = label) -> None:
+                progress.update(task, advance=1, description=f"{label}: {what}")
+
+            step, keras_label, network = COMPARED[label]
+            rows = in_sessions(*step, options.rounds, tick)
+            rows += in_keras(keras_label, tick)
+            for framework in ("jax", "torch"):
+                rows += elsewhere(network, framework, options.python, options.rounds, tick)
+            progress.remove_task(task)
+            console.print(table(label, rows))
+            results["models"][label] = [dataclasses.asdict(row) for row in rows]
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
+    console.print(f"Written: {options.output}")
+
+
+if __name__ == "__main__":
+    main()

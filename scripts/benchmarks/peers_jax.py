@@ -1,0 +1,188 @@
+"""The ResNet and the GPT of the comparison on JAX, by `jax.checkpoint`.
+
+`python -m scripts.benchmarks.peers_jax resnet|gpt ROUNDS` prints rows of the table as JSON. A peak
+is what XLA reports of the compiled step: temporaries and outputs. Nothing here needs TensorFlow.
+
+On a CPU, XLA merges what `jax.checkpoint` copies with the original, unless the copies are in a
+loop. So equal layers are run by `jax.lax.scan` as well, as JAX's authors advise for deep networks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """What is put around each block, and whether equal ones are scanned."""
+
+    around: Callable[[Callable], Callable] = lambda part: part
+    scanned: bool = False
+
+    def __call__(self, part: Callable, weights: Sequence[Any], h: Any) -> Any:
+        """Equal blocks, one after the other."""
+        part = self.around(part)
+        if self.scanned:
+            stacked = jax.tree.map(lambda *one: jnp.stack(one), *weights)
+            return jax.lax.scan(lambda h, one: (part(one, h), None), h, stacked)[0]
+        for one in weights:
+            h = part(one, h)
+        return h
+
+
+def normal(random: np.random.Generator, *shape: int, scale: float) -> jnp.ndarray:
+    return jnp.asarray(random.standard_normal(shape, dtype=np.float32) * scale)
+
+
+# CIFAR ResNet-56, as test_models.CifarResNet has it.
+
+
+def conv(x: Any, kernel: Any, stride: int = 1) -> Any:
+    kind = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=kind)
+
+
+def batch_norm(x: Any, scale: Any, offset: Any) -> Any:
+    mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-3) * (scale + 1) + offset
+
+
+def residual(stride: int, weights: Any, x: Any) -> Any:
+    (k0, s0, o0), (k1, s1, o1) = weights
+    h = jax.nn.relu(batch_norm(conv(x, k0, stride), s0, o0))
+    h = batch_norm(conv(h, k1), s1, o1)
+    if stride != 1:
+        padding = h.shape[-1] - x.shape[-1]
+        x = jnp.pad(x[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (0, padding)))
+    return jax.nn.relu(x + h)
+
+
+def resnet(way: Way) -> tuple[Callable, Any, tuple]:
+    random = np.random.default_rng(0)
+
+    def layer(size: int, channels: int, filters: int) -> tuple:
+        scale = (2 / (size * size * channels)) ** 0.5
+        kernel = normal(random, size, size, channels, filters, scale=scale)
+        return kernel, jnp.zeros(filters), jnp.zeros(filters)
+
+    stages, channels = [], 16
+    for filters in (16, 32, 64):
+        blocks = []
+        for _ in range(9):
+            blocks.append((layer(3, channels, filters), layer(3, filters, filters)))
+            channels = filters
+        stages.append(blocks)
+    weights = layer(3, 3, 16), stages, normal(random, 64, 10, scale=0.1)
+
+    def loss(weights: Any, images: Any, labels: Any) -> Any:
+        (kernel, scale, offset), stages, head = weights
+        h = jax.nn.relu(batch_norm(conv(images, kernel), scale, offset))
+        for stage, (first, *others) in enumerate(stages):
+            h = way.around(functools.partial(residual, 2 if stage else 1))(first, h)
+            h = way(functools.partial(residual, 1), others, h)
+        scores = jax.nn.log_softmax(h.mean((1, 2)) @ head)
+        return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
+
+    images = normal(random, 128, 32, 32, 3, scale=1.0)
+    return loss, weights, (images, jnp.asarray(random.integers(0, 10, 128)))
+
+
+# GPT: 6 layers of width 256 on 256 tokens, as test_models.GPT has it.
+
+WIDTH, LENGTH, VOCABULARY, HEADS = 256, 256, 4096, 4
+
+
+def layer_norm(x: Any, scale: Any, offset: Any) -> Any:
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * (scale + 1) + offset
+
+
+def decoder(weights: Any, h: Any) -> Any:
+    norm0, norm1, qkv, out, wide, narrow = weights
+    x = layer_norm(h, *norm0) @ qkv[0] + qkv[1]
+    q, k, v = jnp.moveaxis(x.reshape(-1, LENGTH, 3, HEADS, WIDTH // HEADS), (2, 3), (0, 2))
+    scores = q * (WIDTH // HEADS) ** -0.5 @ jnp.swapaxes(k, -1, -2)
+    causal = jnp.tril(jnp.ones((LENGTH, LENGTH)))
+    mixed = jax.nn.softmax(scores + (1 - causal) * -1e9) @ v
+    h += jnp.swapaxes(mixed, 1, 2).reshape(-1, LENGTH, WIDTH) @ out[0] + out[1]
+    return h + jax.nn.gelu(layer_norm(h, *norm1) @ wide[0] + wide[1]) @ narrow[0] + narrow[1]
+
+
+def gpt(way: Way) -> tuple[Callable, Any, tuple]:
+    random = np.random.default_rng(0)
+
+    def dense(before: int, after: int) -> tuple:
+        return normal(random, before, after, scale=before**-0.5), jnp.zeros(after)
+
+    def norm() -> tuple:
+        return jnp.zeros(WIDTH), jnp.zeros(WIDTH)
+
+    ends_of_dense = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
+    layers = [(norm(), norm(), *(dense(*ends) for ends in ends_of_dense)) for _ in range(6)]
+    embedding = normal(random, VOCABULARY, WIDTH, scale=0.02)
+    weights = embedding, normal(random, LENGTH, WIDTH, scale=0.02), layers, norm()
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        embedding, positions, layers, last = weights
+        h = way(decoder, layers, embedding[tokens[:, :-1]] + positions)
+        scores = jax.nn.log_softmax(layer_norm(h, *last) @ embedding.T)
+        return -jnp.take_along_axis(scores, tokens[:, 1:, None], 2).mean()
+
+    return loss, weights, (jnp.asarray(random.integers(0, VOCABULARY, (8, LENGTH + 1))),)
+
+
+WAYS = {
+    "JAX": Way(),
+    "jax.checkpoint by block": Way(jax.checkpoint),
+    "jax.checkpoint, dots saveable": Way(
+        functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+    ),
+    "jax.checkpoint, layers scanned": Way(jax.checkpoint, scanned=True),
+}
+
+
+def main() -> None:
+    network, rounds = {"resnet": resnet, "gpt": gpt}[sys.argv[1]], int(sys.argv[2])
+    rows, steps, plain = [], {}, None
+    for name, way in WAYS.items():
+        loss, weights, inputs = network(way)
+        step = jax.jit(jax.grad(loss)).lower(weights, *inputs).compile()
+        report = step.memory_analysis()
+        grads = jax.tree.leaves(step(weights, *inputs))
+        plain = plain or grads
+        away = sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(grads, plain, strict=True))
+        size = sum(float(jnp.sum(a**2)) for a in plain)
+        steps[name] = functools.partial(step, weights, *inputs)
+        rows.append(
+            {
+                "peer": name,
+                "plain": "JAX",
+                "peak_bytes": report.temp_size_in_bytes + report.output_size_in_bytes,
+                "gradient_error": (away / size) ** 0.5,
+            }
+        )
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, run in steps.items():
+            began = time.perf_counter()
+            jax.block_until_ready(run())
+            times[name].append(time.perf_counter() - began)
+    for row in rows:
+        pairs = zip(times[row["peer"]], times["JAX"], strict=True)
+        row["time_ratio"] = statistics.median(a / b for a, b in pairs)
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
