@@ -1,17 +1,40 @@
 """Packaging of memory_saving_gradients."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 #: The oldest and the newest release of TensorFlow that scripts/test_versions runs the tests on.
 TESTED = ("2.16", "2.21")
 
+FIGURES = ["matplotlib"]
+BOARD = ["tensorboard"]
+
 setup(
     name="memory_saving_gradients",
-    version="1.0.0",
+    version="1.1.0",
     description="Train networks that do not fit into memory, on TensorFlow",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="MIT",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 5 - Production/Stable",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    keywords="tensorflow keras memory gradient-checkpointing rematerialization",
+    project_urls={
+        "The idea, on TensorFlow 1": "https://github.com/cybertronai/gradient-checkpointing",
+        "The paper": "https://arxiv.org/abs/1604.06174",
+    },
     python_requires=">=3.11",
     packages=find_packages(include=["memory_saving_gradients", "memory_saving_gradients.*"]),
+    package_data={"memory_saving_gradients": ["py.typed"]},
     install_requires=[
         f"tensorflow>={TESTED[0]},<={TESTED[1]}.99",
         "networkx>=3.0",
@@ -23,7 +46,21 @@ setup(
         "console_scripts": ["memory-saving-gradients = memory_saving_gradients.__main__:main"]
     },
     extras_require={
-        "demo": ["matplotlib", "rich", "scikit-learn"],
-        "test": ["hypothesis", "keras-hub", "mypy", "pytest", "ruff", "tensorboard", "tf_keras"],
+        "plot": FIGURES,
+        "tensorboard": BOARD,
+        "gpu": [f"tensorflow[and-cuda]>={TESTED[0]},<={TESTED[1]}.99"],
+        "demo": [*FIGURES, "scikit-learn"],
+        "test": [
+            *FIGURES,
+            *BOARD,
+            "build",
+            "hypothesis",
+            "keras-hub",
+            "mypy",
+            "pytest",
+            "ruff",
+            "tf_keras",
+        ],
+        "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },
 )

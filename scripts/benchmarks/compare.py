@@ -1,13 +1,17 @@
 """Compares this package with other ways to recompute, each as its own authors mean it to be used.
 
-On TensorFlow, all in sessions of default configuration: `tf.gradients`; `tf.recompute_grad` around
-the network's natural blocks (without Grappler, too, which undoes much of it); Grappler's own
-RECOMPUTATION_HEURISTICS; √n articulation points, the method of OpenAI's gradient-checkpointing (by
-our rewriter, as that package runs on no TensorFlow 2); and ours. Peaks are sums of TensorFlow's
-allocation records. `RematScope` is Keras's, so it trains the same kind of network in `fit`, beside
-plain `fit`. JAX and PyTorch, where they are installed, run the same network by `jax.checkpoint` and
-`torch.utils.checkpoint`; their peaks are from their own reports. Gradients are checked by central
-differences of the loss along them; those of JAX and PyTorch against their own plain ones.
+In sessions of default configuration: `tf.gradients`; Grappler's own RECOMPUTATION_HEURISTICS; √n
+articulation points, the method of OpenAI's gradient-checkpointing (by our rewriter, as that package
+runs on no TensorFlow 2); and ours. Their peaks are sums of TensorFlow's allocation records.
+
+In a `tf.function`: plain; `tf.recompute_grad` around the network's natural blocks, with Grappler and
+without (in a graph of v1 nothing holds back what it recomputes); and ours. There peaks are measured in
+fresh processes. `RematScope` is Keras's, so it trains the same kind of network in `fit`, beside plain
+`fit`. JAX and PyTorch, where they are installed, run the same network by `jax.checkpoint` and
+`torch.utils.checkpoint`; their peaks are from their own reports.
+
+Gradients are checked by central differences of the loss along them; those of JAX and PyTorch against
+their own plain ones.
 
 Writes compare.json beside this file, from which scripts/benchmarks/render.py makes a table and a
 figure.
@@ -25,7 +29,6 @@ import re
 import statistics
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,7 @@ from rich.progress import Progress
 from rich.table import Table
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from memory_saving_gradients import Plan, get_plans, gradients, measure
+from memory_saving_gradients import Plan, get_plans, gradients, gradients_memory, measure
 from memory_saving_gradients._quiet import silenced
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from scripts.benchmarks import keras_fit
@@ -48,6 +51,7 @@ from test_models import GPT, Model, build_v1
 
 v1 = tf.compat.v1
 PLAIN = "tf.gradients"
+FUNCTION = "tf.gradients in a tf.function"
 
 #: label: (builder, batch), the model of Keras that stands for it with `RematScope`, and the network
 #: of the other frameworks.
@@ -78,8 +82,9 @@ COMPARED: dict[str, tuple[tuple[Callable[[], Model], int], str | None, str | Non
 
 # Gradients are right if the loss changes along them by what they say, but for so much.
 _TOLERANCE = 0.05
-# How far to go along them: so much of the loss.
+# How far to go along them: so much of the loss. Of a smaller norm nothing can be told.
 _STRETCH = 1e-3
+_ZERO = 1e-12
 
 
 @dataclasses.dataclass
@@ -110,13 +115,11 @@ class Peer:
 
     Attributes:
         differentiate: called with the model's builder, its batch, the loss and the variables.
-        block: what is put around each natural block of the network.
         rewriting: options of Grappler.
     """
 
     differentiate: Callable[..., list]
-    block: Callable[..., tf.Tensor] | None = None
-    rewriting: Mapping[str, Any] = types.MappingProxyType({})
+    rewriting: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def _plainly(make: Callable[[], Model], batch: int, loss: tf.Tensor, variables: list) -> list:
@@ -145,16 +148,8 @@ def _sqrt_points(make: Callable[[], Model], batch: int, loss: tf.Tensor, variabl
     return gradients(loss, variables, plan=plan)
 
 
-def _recomputed(part: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
-    return tf.recompute_grad(part)(*inputs)
-
-
 PEERS = {
     PLAIN: Peer(_plainly),
-    "tf.recompute_grad by block": Peer(_plainly, block=_recomputed),
-    "the same, Grappler off": Peer(
-        _plainly, block=_recomputed, rewriting={"disable_meta_optimizer": True}
-    ),
     "Grappler heuristics": Peer(
         _plainly,
         rewriting={"memory_optimization": RewriterConfig.RECOMPUTATION_HEURISTICS},
@@ -174,14 +169,8 @@ class Built:
         with tf.Graph().as_default() as self.graph:
             v1.set_random_seed(7)
             placeholders = build_v1(model, batch)
-            loss = placeholders.loss
-            if peer.block:  # the variables are there by now
-                model.block = peer.block  # type: ignore[method-assign]
-                loss = model.loss(*placeholders.placeholders)
-            variables = list(dict.fromkeys(v.ref() for v in model.variables))
-            self.variables = [v.deref() for v in variables]
-            grads = peer.differentiate(make, batch, loss, self.variables)
-            self.loss = loss
+            self.loss, self.variables = placeholders.loss, model.variables
+            grads = peer.differentiate(make, batch, self.loss, self.variables)
             self.gradients = [tf.convert_to_tensor(g) for g in grads]
             squares = [tf.reduce_sum(tf.square(g)) for g in self.gradients]
             self.norm = tf.sqrt(tf.add_n(squares))
@@ -208,24 +197,40 @@ class Built:
         self.run()
         return measure.session_peak(self.session, self.fetches, self.feed)
 
-    def gradient_error(self) -> float:
-        """How far the loss's change along the gradient is from what the gradient says.
-
-        Each loss is the first of a new session, so that random numbers are the same.
-        """
+    def gradient_error(self) -> float | None:
+        """See `gradient_error`. Each loss is the first of a new session."""
         with self._new_session() as session:
             loss, norm = session.run([self.loss, self.norm], self.feed)
-        stretch = _STRETCH * float(loss) / float(norm)
-        losses = []
-        for way in (stretch, -stretch):
+
+        def moved(stretch: float) -> float:
             with self._new_session() as session:
-                session.run(self.move, self.feed | {self.stretch: way})
-                moved = session.run(self.variables)
+                session.run(self.move, self.feed | {self.stretch: stretch})
+                weights = session.run(self.variables)
             with self._new_session() as session:
-                for variable, value in zip(self.variables, moved, strict=True):
-                    variable.load(value, session)
-                losses.append(float(session.run(self.loss, self.feed)))
-        return abs((losses[0] - losses[1]) / (2 * stretch * float(norm)) - 1)
+                for variable, value in zip(self.variables, weights, strict=True):
+                    start = variable.initializer
+                    session.run(start, {start.inputs[1]: value})
+                return float(session.run(self.loss, self.feed))
+
+        return gradient_error(float(loss), float(norm), moved)
+
+
+def gradient_error(loss: float, norm: float, moved: Callable[[float], float]) -> float | None:
+    """How far the loss's change along the gradient is from what the gradient says.
+
+    Args:
+        loss: the loss.
+        norm: the norm of all gradients together.
+        moved: the loss after the weights were moved so far along the gradient, with the same random
+            numbers.
+
+    Returns:
+        A fraction; None where the gradient is as good as zero.
+    """
+    if norm < _ZERO:
+        return None
+    stretch = _STRETCH * loss / norm
+    return abs((moved(stretch) - moved(-stretch)) / (2 * stretch * norm) - 1)
 
 
 def in_sessions(make: Callable[[], Model], batch: int, rounds: int, tick: Callable) -> list[Row]:
@@ -252,6 +257,94 @@ def in_sessions(make: Callable[[], Model], batch: int, rounds: int, tick: Callab
     return rows
 
 
+def _recomputed(part: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
+    return tf.recompute_grad(part)(*inputs)
+
+
+#: In a `tf.function`: what differentiates, what is put around each block, options of Grappler.
+FUNCTIONS: dict[str, tuple[Callable[..., list], Callable | None, dict[str, bool]]] = {
+    FUNCTION: (tf.gradients, None, {}),
+    "tf.recompute_grad by block": (tf.gradients, _recomputed, {}),
+    "the same, Grappler off": (tf.gradients, _recomputed, {"disable_meta_optimizer": True}),
+    "ours, memory, in a tf.function": (gradients_memory, None, {}),
+}
+
+
+class Function:
+    """A model's loss and gradients in a `tf.function`."""
+
+    def __init__(self, label: str, way: str) -> None:
+        (make, batch), _, _ = COMPARED[label]
+        differentiate, block, options = FUNCTIONS[way]
+        self.model = make()
+        self.inputs = [tf.constant(array) for array in self.model.example(batch)]
+        self.model.loss(*self.inputs)  # makes the variables
+        if block is not None:
+            self.model.block = block  # type: ignore[method-assign]
+        self.variables = [*self.model.variables]
+        self.options = options
+
+        def step(*inputs: tf.Tensor) -> tuple[tf.Tensor, list]:
+            loss = self.model.loss(*inputs)
+            return loss, differentiate(loss, self.variables)
+
+        self._step = step
+        self.run = self.traced()
+
+    def traced(self) -> Callable[[], tuple[tf.Tensor, list]]:
+        """A run of the step, traced anew, so that random numbers begin anew."""
+        tf.random.set_seed(7)
+        run = functools.partial(tf.function(self._step, autograph=False), *self.inputs)
+        if self.options:  # they count when a function runs for the first time
+            tf.config.optimizer.set_experimental_options(self.options)
+            run()
+            tf.config.optimizer.set_experimental_options(dict.fromkeys(self.options, False))
+        return run
+
+    def gradient_error(self) -> float | None:
+        """See the function of this name."""
+        loss, grads = self.traced()()
+        grads = [tf.convert_to_tensor(g) for g in grads]
+        norm = tf.linalg.global_norm(grads)
+
+        def moved(stretch: float) -> float:
+            for variable, gradient in zip(self.variables, grads, strict=True):
+                variable.assign_add(stretch * gradient / norm)
+            found = float(self.traced()()[0])
+            for variable, gradient in zip(self.variables, grads, strict=True):
+                variable.assign_sub(stretch * gradient / norm)
+            return found
+
+        return gradient_error(float(loss), float(norm), moved)
+
+
+def make_function(label: str, way: str) -> Callable[[], Any]:
+    """A step for a fresh process."""
+    return Function(label, way).run
+
+
+def in_functions(label: str, rounds: int, tick: Callable[[str], object]) -> list[Row]:
+    """Ways that need a `tf.function`."""
+    rows, built = [], {}
+    for way in FUNCTIONS:
+        tick(way)
+        row = Row(way, FUNCTION)
+        rows.append(row)
+        with silenced():
+            try:
+                row.peak_bytes = measure.function_peak(make_function, label, way)
+            except RuntimeError as error:
+                row.error = _said(error)
+                continue
+        built[way] = Function(label, way)
+        row.gradient_error = built[way].gradient_error()
+    times = measure.step_times({way: one.run for way, one in built.items()}, rounds)
+    for row in rows:
+        if row.peer in times:
+            row.time_ratio = _ratio(times[row.peer], times[FUNCTION])
+    return rows
+
+
 def in_keras(label: str | None, tick: Callable[[str], object]) -> list[Row]:
     """Plain `fit` and `RematScope`; no rows where no model of Keras is like it."""
     rows: list[Row] = []
@@ -261,11 +354,11 @@ def in_keras(label: str | None, tick: Callable[[str], object]) -> list[Row]:
         tick(name)
         row = Row(name, "Keras fit")
         rows.append(row)
-        try:
-            with silenced():  # the process prints a traceback, too
+        with silenced():  # the process prints a traceback, too
+            try:
                 row.peak_bytes = measure.function_peak(keras_fit.make_fit, label, method, False)
-        except RuntimeError as error:
-            row.error = _said(error)
+            except RuntimeError as error:
+                row.error = _said(error)
     return rows
 
 
@@ -278,7 +371,8 @@ def elsewhere(
         return []
     module = f"scripts.benchmarks.peers_{framework}"
     command = [python, "-m", module, network, str(rounds)]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if ran.returncode == 0:
         return [Row(**row) for row in json.loads(ran.stdout.splitlines()[-1])]
     last = ran.stderr.strip().splitlines()[-1:]
@@ -364,13 +458,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     with Progress(console=console, transient=True) as progress:
         for label in chosen:
-            task = progress.add_task(label, total=len(PEERS) + 5)
+            task = progress.add_task(label, total=len(PEERS) + len(FUNCTIONS) + 5)
 
             def tick(what: str, task: Any = task, label: str = label) -> None:
                 progress.update(task, advance=1, description=f"{label}: {what}")
 
             step, keras_label, network = COMPARED[label]
             rows = in_sessions(*step, options.rounds, tick)
+            rows += in_functions(label, options.rounds, tick)
             rows += in_keras(keras_label, tick)
             for framework in ("jax", "torch"):
                 rows += elsewhere(network, framework, options.python, options.rounds, tick)

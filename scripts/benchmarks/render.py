@@ -1,4 +1,4 @@
-"""Fills the tables of README.md from docs/*.json and draws the picture of how it works."""
+"""Fills the tables of README.md and docs/ from the JSON beside this file, and draws the figures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import matplotlib
 
@@ -17,13 +17,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import tensorflow as tf
 
-from memory_saving_gradients import get_plans, gradients_memory
-from memory_saving_gradients.planning.problem import baseline
-from memory_saving_gradients.planning.simulate import simulate
-from test_models import CifarResNet, build_v1
+from memory_saving_gradients import Plan, get_plans, gradients_memory
+from memory_saving_gradients.report.figures import COLOURS
+from scripts.benchmarks.compare import Row, verdict
+from test_models import CifarResNet, Model, UNet, build_v1
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).resolve().parent
 DOCS = ROOT / "docs"
+FIGURES = DOCS / "figures"
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
@@ -356,68 +358,168 @@ def over_optimal_table(planning: dict) -> str:
     return markdown([*header, "our plans over the lower bound", "worst budget"], rows)
 
 
-def draw_timeline(path: Path) -> None:
-    """Bytes alive through a training step of ResNet-56, plain and with recomputation."""
-    with tf.Graph().as_default():
-        step = build_v1(CifarResNet(56), 128)
-        gradients_memory(step.loss, step.variables)
-        plan = get_plans()[-1]
-    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-    for label, schedule, color in (
-        ("tf.gradients", baseline(plan.problem), "#444444"),
-        ("memory", plan.schedule, "#0a7d4f"),
+def few_table(results: dict) -> str:
+    """One row for each kind of network: what README shows."""
+    rows = []
+    for label in (
+        "ResNet-50, 224 px, batch 8",
+        "ResNet-110, CIFAR, batch 128",
+        "DenseNet, 2 × 12 layers, batch 64",
+        "U-Net, 128 px, batch 4",
+        "GPT, 6 layers, batch 8",
+        "Transformer, 4 + 4 layers, batch 32",
     ):
-        timeline = simulate(plan.problem, schedule).timeline
-        axes.plot([b / 1e6 for b in timeline], color=color, label=label)
-    axes.axvline(plan.problem.forward_count, color="#999999", linestyle=":")
-    axes.annotate(
-        "forward pass ends",
-        (plan.problem.forward_count, 0.5 * plan.baseline_peak_bytes / 1e6),
-        xytext=(6, 0),
-        textcoords="offset points",
-        ha="left",
-        color="#666666",
-        fontsize=9,
+        found = results["models"][label]
+        plain = found["tf.gradients"]["peak_bytes"]
+        row = [label, f"{plain / 1e6:,.0f} MB"]
+        for method in ("memory", "speed"):
+            ours = found[method]
+            ratio = plain / ours["peak_bytes"]
+            row.append(
+                f"{ours['peak_bytes'] / 1e6:,.0f} MB ({ratio:.1f}×) at {ours['time_ratio'][1]:.2f}×"
+            )
+        rows.append(row)
+    return markdown(["model", "`tf.gradients`", "`memory`", "`speed`"], rows)
+
+
+def compare_table(results: dict) -> str:
+    """Every way to recompute, on every model of the comparison."""
+    lines = []
+    for label, rows in results["models"].items():
+        peaks = {row["peer"]: row["peak_bytes"] for row in rows}
+        for row in rows:
+            line = [label if row is rows[0] else "", row["peer"]]
+            if row["peak_bytes"] is None:
+                lines.append([*line, "", "", "", "fails"])
+                continue
+            plain = peaks[row["plain"]]
+            time = row["time_ratio"]
+            line += [f"{row['peak_bytes'] / 1e6:,.0f}", f"{plain / row['peak_bytes']:.1f}×"]
+            line.append("" if time is None else f"{time:.2f}×")
+            lines.append([*line, verdict(Row(**row))])
+    return markdown(["model", "way", "peak MB", "ratio", "step time", "gradients"], lines)
+
+
+def compare_notes(results: dict) -> str:
+    """What a user sees where a way fails."""
+    said: dict[str, list[str]] = {}
+    for label, rows in results["models"].items():
+        for row in rows:
+            if row["error"]:
+                said.setdefault(f"{row['peer']}: {row['error']}", []).append(label)
+    lines = [f"- {error} ({'; '.join(labels)})" for error, labels in said.items()]
+    return "\n".join(
+        [
+            f"Measured on {results['machine']}, nothing else running.",
+            "JAX and PyTorch run on the processor, too. There XLA merges what `jax.checkpoint`",
+            "copies with the original unless it is in a loop, so equal layers were scanned, too.",
+            "",
+            *(["What fails says:", "", *lines] if lines else []),
+        ]
     )
-    axes.set_xlabel("ops run so far in the step")
-    axes.set_title("ResNet-56, batch 128: MB alive through one training step", loc="left")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+
+
+def draw_compare(results: dict, path: Path) -> None:
+    """Peak against time of each way, as shares of plain: one panel a model."""
+    columns = 3
+    models = results["models"]
+    rows = -(-len(models) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(11, 3.2 * rows), layout="constrained")
+    styles = {
+        "tf.gradients": ("D", COLOURS["plain"]),
+        "tf.recompute_grad by block": ("v", COLOURS["budget"]),
+        "the same, Grappler off": ("^", COLOURS["budget"]),
+        "Grappler heuristics": ("s", COLOURS["again"]),
+        "√n articulation points": ("P", COLOURS["kept"]),
+        "ours, speed": ("o", "#7bc47f"),
+        "ours, memory": ("o", COLOURS["plan"]),
+        "ours, budget 0.3": ("*", COLOURS["plan"]),
+    }
+    for axes, (label, found) in zip(grid.flat, models.items(), strict=False):
+        peaks = {row["peer"]: row["peak_bytes"] for row in found}
+        for row in found:
+            if row["peer"] in styles and row["time_ratio"]:
+                marker, colour = styles[row["peer"]]
+                share = 100 * row["peak_bytes"] / peaks["tf.gradients"]
+                wrong = "wrong" in verdict(Row(**row))
+                fill = {"mfc": "none"} if wrong else {}
+                axes.plot(
+                    share, row["time_ratio"], marker, ms=8, color=colour, label=row["peer"], **fill
+                )
+        axes.set_title(label, loc="left", fontsize=9, color=COLOURS["text"])
+        axes.set_xlim(0, 115)
+        axes.set_ylim(0.9, 1.6)
+        styled(axes)
+    for axes in grid.flat[len(models) :]:
+        axes.set_axis_off()
+    for axes in grid[-1]:
+        axes.set_xlabel("measured peak, % of tf.gradients", color=COLOURS["text"])
+    for axes in grid[:, 0]:
+        axes.set_ylabel("step time, ratio", color=COLOURS["text"])
+    handles, names = grid.flat[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        names,
+        loc="outside lower left",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+        labelcolor=COLOURS["text"],
+    )
+    figure.patch.set_alpha(0)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def styled(axes: Any) -> None:
+    """Readable on white and on black."""
+    axes.patch.set_alpha(0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
+    axes.spines[:].set_color(COLOURS["text"])
+    axes.tick_params(colors=COLOURS["text"])
+
+
+def plan_of(model: Model, batch: int) -> Plan:
+    with tf.Graph().as_default():
+        step = build_v1(model, batch)
+        gradients_memory(step.loss, step.variables)
+        return get_plans()[-1]
 
 
 def main() -> None:
-    benchmark = json.loads((DOCS / "benchmark.json").read_text())
-    planning = json.loads((DOCS / "planning.json").read_text())
-    fit = json.loads((DOCS / "keras.json").read_text())
-    laboratory = json.loads((DOCS / "laboratory.json").read_text())
+    def read(name: str) -> dict:
+        return json.loads((RESULTS / f"{name}.json").read_text())
+
+    benchmark, planning, fit, compare = map(read, ("models", "planning", "keras_fit", "compare"))
     machine = (
         f"Measured on {benchmark['machine']}, in a default session: oneDNN on, all threads, "
         "nothing else running; times against plain in the same process, in turns, with quartiles."
     )
     tables = {
-        "models": models_table(benchmark, laboratory),
+        "few": few_table(benchmark),
+        "compare": compare_table(compare),
+        "compare notes": compare_notes(compare),
+        "models": models_table(benchmark, read("laboratory")),
         "keras": keras_table(fit["graph"]),
         "keras compiled": keras_table(fit["compiled"]),
         "keras notes": keras_notes(fit),
         "goals": goals_table(benchmark),
         "predictions": predictions_table(benchmark),
         "rewriting": rewriting_table(benchmark),
-        "demo": demo_table(json.loads((DOCS / "results.json").read_text())),
-        "deep": demo_table(json.loads((DOCS / "deep_resnet.json").read_text())),
+        "demo": demo_table(read("demo")),
+        "deep": demo_table(read("deep_resnet")),
         "published": published_table(planning),
         "over optimal": over_optimal_table(planning),
         "machine": machine,
     }
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    for name, content in tables.items():
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
-    readme.write_text(text)
+    for page in (ROOT / "README.md", DOCS / "results.md"):
+        text = page.read_text()
+        for name, content in tables.items():
+            begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+            if begin in text:
+                before, rest = text.split(begin)
+                text = f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
+        page.write_text(text)
     (DOCS / "budgets.md").write_text(
         f"# Plans within budgets\n\n{machine} A budget is a share of the predicted plain peak.\n\n"
         f"{budgets_table(benchmark)}\n"
@@ -426,11 +528,15 @@ def main() -> None:
         "# Budgets on the hard graphs\n\nMeasured peaks as shares of the budget, the lowest and "
         "the highest of four settings: oneDNN on and off, one inter-op thread and all. A budget is "
         "a share of the predicted plain peak.\n\n"
-        f"{corpus_table(json.loads((DOCS / 'corpus.json').read_text()))}\n"
+        f"{corpus_table(read('corpus'))}\n"
     )
-    draw_timeline(DOCS / "timeline.png")
-    draw_frontiers(planning, DOCS / "frontiers.png")
-    draw_scaling(planning, DOCS / "scaling.png")
+    resnet = plan_of(CifarResNet(56), 128)
+    resnet.plot(FIGURES / "timeline.png")
+    resnet.plot_frontier(FIGURES / "frontier.png")
+    plan_of(UNet(), 4).plot_graph(FIGURES / "network.png")
+    draw_compare(compare, FIGURES / "compare.png")
+    draw_frontiers(planning, FIGURES / "frontiers.png")
+    draw_scaling(planning, FIGURES / "scaling.png")
 
 
 if __name__ == "__main__":

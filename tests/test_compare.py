@@ -1,0 +1,64 @@
+"""The comparison with other ways to recompute: its rows say what is so."""
+
+import functools
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from scripts.benchmarks import compare
+from test_models import GPT
+
+SMALL = functools.partial(GPT, layers=3, width=64, length=64, vocabulary=128, heads=2)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    found = compare.in_sessions(functools.partial(SMALL, dropout=0.2), 8, 1, lambda what: None)
+    return {row.peer: row for row in found}
+
+
+def test_every_way_is_measured(rows):
+    assert set(rows) == set(compare.PEERS)
+    assert all(row.error is None and row.time_ratio > 0 for row in rows.values())
+    assert rows["ours, memory"].peak_bytes < 0.5 * rows[compare.PLAIN].peak_bytes
+
+
+def test_wrong_gradients_are_found(rows):
+    """`tf.recompute_grad` draws another dropout mask when it recomputes."""
+    wrong = {name for name, row in rows.items() if compare.verdict(row).startswith("wrong")}
+    assert wrong == {"tf.recompute_grad by block", "the same, Grappler off"}
+
+
+def test_one_that_fails_says_why(monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("\x1b[1mno\x1b[0m\n  memory")
+
+    plain = compare.PEERS[compare.PLAIN]
+    monkeypatch.setattr(compare, "PEERS", {"tf.gradients": plain, "broken": compare.Peer(broken)})
+    _, row = compare.in_sessions(SMALL, 8, 1, lambda what: None)
+    assert row.error == "no memory"
+    assert row.peak_bytes is None
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_other_frameworks(framework):
+    rows = compare.elsewhere("gpt", framework, sys.executable, 1, lambda what: None)
+    if importlib.util.find_spec(framework) is None:
+        assert rows == []
+    else:
+        assert all(row.peak_bytes > 0 and row.gradient_error < 1e-3 for row in rows)
+
+
+def test_the_whole_command(tmp_path, monkeypatch, capsys):
+    small = {"GPT, small": ((SMALL, 8), None, None)}
+    monkeypatch.setattr(compare, "COMPARED", small)
+    compare.main(["gpt", "--rounds", "1", "--output", str(tmp_path / "compare.json")])
+    said = capsys.readouterr().out
+    assert "ours, memory" in said
+    written = json.loads((tmp_path / "compare.json").read_text())
+    assert [row["peer"] for row in written["models"]["GPT, small"]] == list(compare.PEERS)
+    with pytest.raises(SystemExit) as ended:
+        compare.main(["VGG"])
+    assert ended.value.code == 2

@@ -1,0 +1,145 @@
+"""README, the documentation and its examples, as written."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+README = (ROOT / "README.md").read_text()
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+
+
+def python_blocks(text):
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+BARE = [str(ROOT / "tests" / "bare.py")]
+#: What the pages' code needs beside the package.
+WITH_EXTRAS = {"reports.md"}  # the extra `plot`
+
+
+def run(script, folder, command):
+    settings = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
+    ran = subprocess.run(
+        [*command, str(script)], env=settings, cwd=folder, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert "UserWarning" not in ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("name", [name for name, text in PAGES.items() if python_blocks(text)])
+def test_the_code_of_a_page_runs(name, tmp_path):
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(python_blocks(PAGES[name])))
+    said = run(script, tmp_path, [sys.executable, *([] if name in WITH_EXTRAS else BARE)])
+    assert "predicted peak" in said or name == "choosing.md"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs_and_saves(path, tmp_path):
+    said = run(path, tmp_path, [sys.executable, *BARE])
+    ratio = re.search(r"predicted peak .* \((\d+\.\d+)x\)", said)
+    assert float(ratio[1]) > 1.5
+    if "measured peak" in said:
+        predicted = float(re.search(r"-> ([\d.]+) MB", said)[1])
+        measured = float(re.search(r"measured peak ([\d.]+) MB", said)[1])
+        plain = float(re.search(r"predicted peak ([\d.]+) MB", said)[1])
+        assert measured < (predicted + plain) / 2
+
+
+def test_every_example_is_shown_and_named():
+    for path in EXAMPLES:
+        assert f"docs/examples/{path.name}" in README
+        assert f'--8<-- "docs/examples/{path.name}"' in PAGES["examples.md"]
+
+
+#: What README's examples stand for: of Keras, and in a graph.
+KERAS = """
+import keras
+import numpy as np
+x, y = np.zeros((4096, 64), "float32"), np.zeros((4096, 64), "float32")
+model = keras.Sequential([keras.layers.Dense(64, "tanh") for _ in range(16)])
+model.compile("sgd", "mse")
+"""
+GRAPH = """
+import tensorflow as tf
+import memory_saving_gradients as msg
+tf.compat.v1.disable_eager_execution()
+x = tf.compat.v1.placeholder(tf.float32, (2048, 64))
+variables = [tf.Variable(tf.eye(64)) for _ in range(16)]
+def loss_of(x):
+    for w in variables:
+        x = tf.tanh(x @ w)
+    return tf.reduce_mean(x)
+def train():
+    tf.gradients(loss_of(x), variables)
+"""
+
+
+def test_the_code_of_readme_runs(tmp_path):
+    keras_block, *others = python_blocks(README)
+    for name, code in (("keras", KERAS + keras_block), ("graph", GRAPH + "\n".join(others))):
+        script = tmp_path / f"{name}.py"
+        script.write_text(code)
+        said = run(script, tmp_path, [sys.executable, *BARE])
+        assert ("measured peak" if name == "keras" else "speed: predicted peak") in said or (
+            "strategy='speed'" in said
+        )
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_in_a_fresh_environment(tmp_path):
+    """README's first example, in a real environment with nothing but the wheel, made by pip."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "build", "-w", "-o", tmp_path, ROOT], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True)
+    script = tmp_path / "example.py"
+    script.write_text(KERAS + python_blocks(README)[0])
+    assert "measured peak" in run(script, tmp_path, [python])
+    command = str(tmp_path / "venv" / "bin" / "memory-saving-gradients")
+    ran = subprocess.run([command, "max-batch", "--help"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    sorted(
+        set(re.findall(r"\bscripts/\w+(?:/\w+)?(?:\.py)?\b(?!/)", README + "".join(PAGES.values())))
+    ),
+)
+def test_commands_are_there_and_can_be_run(command):
+    path = ROOT / command
+    assert path.is_dir() or command.endswith(".py") or os.access(path, os.X_OK)
+    assert path.exists()
+
+
+LINKS = [
+    (name, target)
+    for name, text in {"README.md": README, **{f"docs/{n}": t for n, t in PAGES.items()}}.items()
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+]
+
+
+@pytest.mark.parametrize(("page", "target"), LINKS)
+def test_links_and_figures_lead_somewhere(page, target):
+    assert (ROOT / page).parent.joinpath(target).is_file()
+
+
+def test_readme_is_one_page():
+    assert len(README.splitlines()) <= 110
+
+
+def test_options_of_the_command_line_are_those_of_the_documents():
+    from memory_saving_gradients.__main__ import _parser
+
+    text = README + PAGES["reports.md"]
+    for line in re.findall(r"^memory-saving-gradients (?!--help)(.+)$", text, re.MULTILINE):
+        assert _parser().parse_args(line.split()).command == line.split()[0]
