@@ -4,14 +4,14 @@ In sessions of default configuration: `tf.gradients`; Grappler's own RECOMPUTATI
 articulation points, the method of OpenAI's gradient-checkpointing (by our rewriter, as that package
 runs on no TensorFlow 2); and ours. Their peaks are sums of TensorFlow's allocation records.
 
-In a `tf.function`: plain; `tf.recompute_grad` around the network's natural blocks, with Grappler and
-without (in a graph of v1 nothing holds back what it recomputes); and ours. There peaks are measured in
-fresh processes. `RematScope` is Keras's, so it trains the same kind of network in `fit`, beside plain
-`fit`. JAX and PyTorch, where they are installed, run the same network by `jax.checkpoint` and
-`torch.utils.checkpoint`; their peaks are from their own reports.
+In a `tf.function`: plain; `tf.recompute_grad` around the network's natural blocks, with Grappler
+and without (in a graph of v1 nothing holds back what it recomputes); and ours. There peaks are
+measured in fresh processes. `RematScope` is Keras's, so it trains the same kind of network in `fit`,
+beside plain `fit`. JAX and PyTorch, where they are installed, run the same network by
+`jax.checkpoint` and `torch.utils.checkpoint`; their peaks are from their own reports.
 
-Gradients are checked by central differences of the loss along them; those of JAX and PyTorch against
-their own plain ones.
+Gradients are checked by central differences of the loss along them; those of JAX and PyTorch
+against their own plain ones.
 
 Writes compare.json beside this file, from which scripts/benchmarks/render.py makes a table and a
 figure.

@@ -427,11 +427,10 @@ def draw_compare(results: dict, path: Path) -> None:
     figure, grid = plt.subplots(rows, columns, figsize=(11, 3.2 * rows), layout="constrained")
     styles = {
         "tf.gradients": ("D", COLOURS["plain"]),
-        "tf.recompute_grad by block": ("v", COLOURS["budget"]),
-        "the same, Grappler off": ("^", COLOURS["budget"]),
         "Grappler heuristics": ("s", COLOURS["again"]),
         "√n articulation points": ("P", COLOURS["kept"]),
-        "ours, speed": ("o", "#7bc47f"),
+        "tf.recompute_grad by block": ("v", COLOURS["budget"]),
+        "ours, speed": ("^", COLOURS["plan"]),
         "ours, memory": ("o", COLOURS["plan"]),
         "ours, budget 0.3": ("*", COLOURS["plan"]),
     }
@@ -440,7 +439,7 @@ def draw_compare(results: dict, path: Path) -> None:
         for row in found:
             if row["peer"] in styles and row["time_ratio"]:
                 marker, colour = styles[row["peer"]]
-                share = 100 * row["peak_bytes"] / peaks["tf.gradients"]
+                share = 100 * row["peak_bytes"] / peaks[row["plain"]]
                 wrong = "wrong" in verdict(Row(**row))
                 fill = {"mfc": "none"} if wrong else {}
                 axes.plot(
@@ -453,7 +452,7 @@ def draw_compare(results: dict, path: Path) -> None:
     for axes in grid.flat[len(models) :]:
         axes.set_axis_off()
     for axes in grid[-1]:
-        axes.set_xlabel("measured peak, % of tf.gradients", color=COLOURS["text"])
+        axes.set_xlabel("measured peak, % of plain", color=COLOURS["text"])
     for axes in grid[:, 0]:
         axes.set_ylabel("step time, ratio", color=COLOURS["text"])
     handles, names = grid.flat[0].get_legend_handles_labels()
