@@ -63,8 +63,8 @@ def test_every_example_is_shown_and_named():
 KERAS = """
 import keras
 import numpy as np
-x, y = np.zeros((4096, 64), "float32"), np.zeros((4096, 64), "float32")
-model = keras.Sequential([keras.layers.Dense(64, "tanh") for _ in range(16)])
+x, y = np.zeros((96, 32, 32, 3), "float32"), np.zeros((96, 32, 32, 16), "float32")
+model = keras.Sequential([keras.layers.Conv2D(16, 3, padding="same") for _ in range(8)])
 model.compile("sgd", "mse")
 """
 GRAPH = """
@@ -75,7 +75,7 @@ x = tf.compat.v1.placeholder(tf.float32, (2048, 64))
 variables = [tf.Variable(tf.eye(64)) for _ in range(16)]
 def loss_of(x):
     for w in variables:
-        x = tf.tanh(x @ w)
+        x = tf.tanh(tf.sin(x @ w))
     return tf.reduce_mean(x)
 def train():
     tf.gradients(loss_of(x), variables)

@@ -12,7 +12,7 @@ from keras import layers
 
 import memory_saving_gradients as msg
 
-SIDE, WIDTH, MEMORY = 48, 8, "160MB"
+SIDE, WIDTH, MEMORY = 48, 8, "50MB"
 
 
 def unet() -> keras.Model:

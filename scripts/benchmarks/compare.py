@@ -6,8 +6,8 @@ runs on no TensorFlow 2); and ours. Their peaks are sums of TensorFlow's allocat
 
 In a `tf.function`: plain; `tf.recompute_grad` around the network's natural blocks, with Grappler
 and without (in a graph of v1 nothing holds back what it recomputes); and ours. There peaks are
-measured in fresh processes. `RematScope` is Keras's, so it trains the same kind of network in `fit`,
-beside plain `fit`. JAX and PyTorch, where they are installed, run the same network by
+measured in fresh processes. `RematScope` is Keras's, so it trains a network of the same kind in
+`fit`, beside plain `fit`. JAX and PyTorch, where they are installed, run the same network by
 `jax.checkpoint` and `torch.utils.checkpoint`; their peaks are from their own reports.
 
 Gradients are checked by central differences of the loss along them; those of JAX and PyTorch
@@ -81,7 +81,7 @@ COMPARED: dict[str, tuple[tuple[Callable[[], Model], int], str | None, str | Non
 }
 
 # Gradients are right if the loss changes along them by what they say, but for so much.
-_TOLERANCE = 0.05
+_TOLERANCE = 0.01
 # How far to go along them: so much of the loss. Of a smaller norm nothing can be told.
 _STRETCH = 1e-3
 _ZERO = 1e-12

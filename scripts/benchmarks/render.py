@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import Plan, get_plans, gradients_memory
 from memory_saving_gradients.report.figures import COLOURS
-from scripts.benchmarks.compare import Row, verdict
+from scripts.benchmarks.compare import COMPARED, Row, verdict
 from test_models import CifarResNet, Model, UNet, build_v1
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -408,11 +408,13 @@ def compare_notes(results: dict) -> str:
             if row["error"]:
                 said.setdefault(f"{row['peer']}: {row['error']}", []).append(label)
     lines = [f"- {error} ({'; '.join(labels)})" for error, labels in said.items()]
+    twins = "; ".join(twin for _, twin, _ in COMPARED.values() if twin)
     return "\n".join(
         [
             f"Measured on {results['machine']}, nothing else running.",
             "JAX and PyTorch run on the processor, too. There XLA merges what `jax.checkpoint`",
             "copies with the original unless it is in a loop, so equal layers were scanned, too.",
+            f"Rows of Keras are of networks of the same kind: {twins}.",
             "",
             *(["What fails says:", "", *lines] if lines else []),
         ]
