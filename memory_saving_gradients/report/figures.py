@@ -97,7 +97,7 @@ def frontier(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
         lowest = within(problem, 0)
         tick()
         curve = [point(lowest)]
-        for share in np.linspace(0, 1, _BUDGETS + 1)[1:]:
+        for share in np.linspace(0, 1, _BUDGETS + 1)[1:] ** 2:  # closer where it is steep
             low, high = curve[0][0] * 1e6, plan.baseline_peak_bytes
             curve.append(point(within(problem, int(low + share * (high - low)))))
             tick()
