@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -96,12 +97,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _budget(text: str) -> str | float:
-    """A share as a float; anything else as `memory_budget` takes it."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _budget(text: str) -> str | int | float:
+    """A number of bytes as an int, a share as a float, anything else as it is."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
