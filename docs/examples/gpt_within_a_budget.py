@@ -16,7 +16,7 @@ from keras import layers
 
 import memory_saving_gradients as msg
 
-LAYERS, WIDTH, HEADS, LENGTH, BATCH = 6, 128, 4, 128, 16
+LAYERS, WIDTH, HEADS, LENGTH, BATCH = 4, 128, 4, 128, 16
 
 
 def gpt() -> keras.Model:
@@ -61,7 +61,7 @@ for layer in model.layers:  # the lower half stays as it is
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.Adam(1e-4), loss)
 
-x, y = windows(Path(keras.__file__).read_text() + Path(__file__).read_text(), 8 * BATCH)
+x, y = windows(Path(keras.__file__).read_text() + Path(__file__).read_text(), 4 * BATCH)
 msg.keras.save_memory(model, memory_budget=0.5)  # or bytes: "4GiB"
 model.fit(x, y, batch_size=BATCH, epochs=2, callbacks=[msg.keras.MemoryReport()], verbose=2)
 msg.keras.get_plans(model)[-1].summary()
