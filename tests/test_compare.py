@@ -10,7 +10,7 @@ import pytest
 from scripts.benchmarks import compare
 from test_models import GPT
 
-SMALL = functools.partial(GPT, layers=2, width=64, length=64, vocabulary=128, heads=2)
+SMALL = functools.partial(GPT, layers=3, width=64, length=64, vocabulary=128, heads=2)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def rows():
 def test_every_way_is_measured(rows):
     assert set(rows) == {*compare.PEERS, *compare.FUNCTIONS}
     assert all(row.error is None and row.time_ratio > 0 for row in rows.values())
-    assert rows["ours, memory"].peak_bytes < 0.8 * rows[compare.PLAIN].peak_bytes
+    assert rows["ours, memory"].peak_bytes < 0.5 * rows[compare.PLAIN].peak_bytes
 
 
 def test_wrong_gradients_are_found(rows):
