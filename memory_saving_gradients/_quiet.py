@@ -20,7 +20,8 @@ COMMAND = "memory-saving-gradients"
 def _runs_as_command() -> bool:
     words = sys.orig_argv  # of `python -m NAME`; sys.argv does not have the name yet
     named = words[words.index("-m") + 1 :][:1] if "-m" in words else []
-    return named == [__name__.partition(".")[0]] or Path(sys.argv[0]).stem == COMMAND
+    program = next(iter(sys.argv), "")  # an embedded interpreter may have none
+    return named == [__name__.partition(".")[0]] or Path(program).stem == COMMAND
 
 
 @contextlib.contextmanager
