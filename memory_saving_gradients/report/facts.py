@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -109,40 +110,44 @@ def kept(plan: Plan) -> list[Kept]:
     """The checkpoints, in the order in which the forward pass makes them."""
     problem, labels = plan.problem, plan.labels
     index_of = {tensor.name: t for t, tensor in enumerate(problem.tensors)}
-    starts = _starts(plan)
-    early = _read_before_copies(plan)
+    reasons = _reasons(plan)
     found = []
     for name in plan.checkpoints:
         t = index_of.get(name, -1)
         maker = problem.made_by[t] if t >= 0 else -1
         if maker < 0:
-            why = "you gave it" if name in plan.given else "it is there from the start"
-            found.append((maker, Kept(name, "", "", "", 0, why)))
-            continue
-        if name in plan.given:
-            why = "you gave it"
-        elif problem.ops[maker].pinned:
-            kind = f" ({labels.types[maker]})" if labels.types else ""
-            why = f"must not run twice{kind}"
-        elif t in starts:
-            numbers = starts[t]
-            shown = ", ".join(map(str, numbers[:_NUMBERS])) + (
-                ", …" if len(numbers) > _NUMBERS else ""
-            )
-            why = f"start of segment{'s' if len(numbers) > 1 else ''} {shown}"
-        elif t in early:
-            why = SOON
-        elif problem.ops[maker].expensive:
-            why = "dear to run again"
+            one = Kept(name, "", "", "", 0, _GIVEN if name in plan.given else "always there")
         else:
-            why = "cheaper to keep"
-        dtype = labels.dtypes[t] if labels.dtypes else ""
-        size = problem.tensors[t].bytes
-        origin = labels.origin(problem, maker)
-        found.append((maker, Kept(name, origin, labels.shape(t), dtype, size, why)))
+            origin, shape = labels.origin(problem, maker), labels.shape(t)
+            dtype = labels.dtypes[t] if labels.dtypes else ""
+            why = _GIVEN if name in plan.given else reasons(t)
+            one = Kept(name, origin, shape, dtype, problem.tensors[t].bytes, why)
+        found.append((maker, one))
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
+def _reasons(plan: Plan) -> Callable[[int], str]:
+    """A function that says why a tensor is kept that the user did not give."""
+    problem, labels = plan.problem, plan.labels
+    starts, early = _starts(plan), _read_before_copies(plan)
+
+    def why(t: int) -> str:
+        maker = problem.made_by[t]
+        if problem.ops[maker].pinned:
+            return f"{_ONCE} ({labels.types[maker]})" if labels.types else _ONCE
+        if t in starts:
+            numbers = ", ".join(map(str, starts[t][:_NUMBERS]))
+            more = ", …" if len(starts[t]) > _NUMBERS else ""
+            return f"start of segment{'s' if len(starts[t]) > 1 else ''} {numbers}{more}"
+        if t in early:
+            return SOON
+        return "dear to run again" if problem.ops[maker].expensive else "cheaper to keep"
+
+    return why
+
+
+_GIVEN = "you gave it"
+_ONCE = "must not run twice"
 _NUMBERS = 3  # segments that are named
 
 
