@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import math
 from collections.abc import Callable
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from memory_saving_gradients.budgets import parse_budget
@@ -19,6 +17,7 @@ from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import bar
+from memory_saving_gradients.report.summary import rendered
 from memory_saving_gradients.steps import Step, traced_step
 
 # The batch that is read first, the largest that is looked for, how near to the largest possible one
@@ -62,7 +61,7 @@ class MaxBatch:
     ways: dict[str, Largest]
 
     def __str__(self) -> str:
-        return _shown(self, Console(file=io.StringIO(), width=100))
+        return rendered(_table(self)).rstrip()
 
     def _repr_html_(self) -> str:
         return f"<pre>{self}</pre>"
@@ -227,7 +226,7 @@ def _judged(problem: Problem, schedule: Schedule) -> tuple[int, float]:
     return simulation.peak, simulation.cost
 
 
-def _shown(found: MaxBatch, console: Console) -> str:
+def _table(found: MaxBatch) -> Table:
     """The answer as a table."""
     table = Table(
         title=(
@@ -246,6 +245,4 @@ def _shown(found: MaxBatch, console: Console) -> str:
         rest = (f"{way.bytes / 1e9:,.2f}", f"{way.overhead:.1%}")
         seconds = f"{1000 * way.seconds_per_example:,.3f}"
         table.add_row(name, batch, *((*rest, seconds) if way.batch_size else ("", "", "")))
-    with console.capture() as captured:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
+    return table

@@ -21,7 +21,7 @@ from memory_saving_gradients.batches import max_batch
 from memory_saving_gradients.options import Options
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.progress import bar
-from memory_saving_gradients.steps import traced_step
+from memory_saving_gradients.steps import step_of_model, traced_step
 from memory_saving_gradients.why import saves_little, why_little_is_saved
 
 #: The commands that are scripts of the source tree.
@@ -102,10 +102,9 @@ def make_step(target: str, batch_size: int, wish: dict[str, Any] | None) -> Call
     model = load(target)
     if wish:
         ours.save_memory(model, batch_size=batch_size, **wish)
-    traced = traced_step(model)
     random = np.random.default_rng(0)
-    signature, _ = traced.traced.structured_input_signature
-    x, y = tf.nest.map_structure(functools.partial(_random, random, batch_size), signature)
+    _, taken = step_of_model(model)
+    x, y = tf.nest.map_structure(functools.partial(_random, random, batch_size), taken)
     return functools.partial(model.train_on_batch, x, y)
 
 

@@ -8,6 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from rich.console import Console
+from rich.progress import Progress
+
 from memory_saving_gradients.planning.progress import heard_by
 
 # Seconds after which the user wants to know.
@@ -58,9 +61,6 @@ def bar(what: str, parts: int) -> Iterator[Callable[[], None]]:
     Yields:
         A function to call when a part is done.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=parts)

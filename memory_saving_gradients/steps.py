@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
     """
     options = options or Options("memory")
     if _is_model(step):
-        function, arguments = _of_model(step, example)
+        function, arguments = step_of_model(step, example)
     else:
         function, arguments = _of_function(step, example)
     with looking() as passes, patch(options.checkpoints, options.memory_budget):
@@ -125,8 +126,19 @@ def _of_function(step: Any, example: Any) -> tuple[Callable[..., Any], Sequence[
     return step.python_function, step.input_signature
 
 
-def _of_model(model: Any, example: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """A training step of a model: its own if it is compiled, else one with a loss of ours."""
+def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """A training step of a model: its own if it is compiled, else one with a loss of ours.
+
+    Args:
+        model: a Keras model.
+        example: as in `traced_step`.
+
+    Returns:
+        The step, and what it takes, as `tf.TensorSpec` of any batch.
+
+    Raises:
+        ValueError: the model does not tell its inputs.
+    """
     if example is not None:
         x, y = (*example, None)[:2] if isinstance(example, tuple) else (example, None)
     else:
@@ -181,8 +193,4 @@ def _any_batch(value: Any) -> Any:
 
 
 def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
-    sizes = [size or 1 for size in shape]
-    count = 1
-    for size in sizes:
-        count *= size
-    return count * dtype.size
+    return math.prod(size or 1 for size in shape) * dtype.size

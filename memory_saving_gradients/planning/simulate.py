@@ -42,6 +42,11 @@ class Simulation:
             np.arange(len(self.begins)), np.diff(np.append(self.begins, len(self.events)))
         )
 
+    @functools.cached_property
+    def is_first_copy(self) -> np.ndarray:
+        """Whether each copy is the first of its tensor."""
+        return np.diff(self.tensor, prepend=-1) != 0
+
     @property
     def peak(self) -> int:
         """The most bytes alive at once."""

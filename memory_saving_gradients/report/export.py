@@ -45,6 +45,7 @@ def as_graph(plan: Plan) -> nx.DiGraph:
     """The step as a graph of ops; see `Plan.to_networkx`."""
     problem, labels = plan.problem, plan.labels
     kept = set(plan.checkpoints)
+    runs = np.bincount(plan.schedule, minlength=len(problem.ops)).tolist()
     graph = nx.DiGraph()
     for i, op in enumerate(problem.ops):
         graph.add_node(
@@ -54,7 +55,7 @@ def as_graph(plan: Plan) -> nx.DiGraph:
             backward=op.backward,
             seconds=op.cost,
             bytes=sum(problem.tensors[t].bytes for t in op.outputs),
-            runs=plan.schedule.count(i),
+            runs=runs[i],
             kept=any(problem.tensors[t].name in kept for t in op.outputs),
         )
     for op in problem.ops:

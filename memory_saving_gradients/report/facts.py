@@ -190,16 +190,14 @@ def moment(plan: Plan, schedule: Schedule) -> Moment:
     simulation = simulate(problem, schedule)
     entry = int(simulation.timeline.argmax())
     alive = (simulation.made <= entry) & (entry <= simulation.last)
-    tensors = simulation.tensor
-    first_copy = np.append(True, tensors[1:] != tensors[:-1])
     in_backward = problem.ops[schedule[entry]].backward
     sums: collections.Counter[tuple[str, str]] = collections.Counter()
     for copy in np.flatnonzero(alive).tolist():
-        t = int(tensors[copy])
+        t = int(simulation.tensor[copy])
         maker = problem.made_by[t]
         if problem.ops[maker].backward:
             kind = OF_WEIGHTS if t in labels.of_weights else GRADIENT
-        elif not first_copy[copy]:
+        elif not simulation.is_first_copy[copy]:
             kind = RECOMPUTED
         else:
             kind = KEPT if in_backward else ACTIVATION
@@ -263,5 +261,4 @@ def _read_before_copies(plan: Plan) -> set[int]:
     begin = copies.index(True) if any(copies) else len(copies)
     simulation = simulate(plan.problem, plan.schedule)
     done = simulation.last < begin
-    first_copy = np.append(True, simulation.tensor[1:] != simulation.tensor[:-1])
-    return set(simulation.tensor[done & first_copy].tolist())
+    return set(simulation.tensor[done & simulation.is_first_copy].tolist())

@@ -40,7 +40,12 @@ def short(plan: Plan) -> str:
 
 
 def text(plan: Plan, file: IO[str] | None = None) -> str:
-    """The tables as text, as wide as the terminal that `file` is; 120 columns if it is none."""
+    """The tables as text, for `file` if that is a terminal."""
+    return rendered(_tables(plan), file)
+
+
+def rendered(shown: RenderableType, file: IO[str] | None = None) -> str:
+    """Anything of rich as text: as wide as the terminal that `file` is, or else 120 columns."""
     out = io.StringIO()
     terminal = Console(file=file)
     width = terminal.width if terminal.is_terminal else _WIDTH
@@ -51,7 +56,7 @@ def text(plan: Plan, file: IO[str] | None = None) -> str:
         force_terminal=terminal.is_terminal,
         color_system=colours,  # type: ignore[arg-type]
     )
-    console.print(_tables(plan))
+    console.print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -72,7 +77,7 @@ def _tables(plan: Plan) -> RenderableType:
         Text(f"{plan}", style="bold"),
         _kept(plan),
         _recomputed(parts),
-        _peak(plan, peak),
+        _peak(parts, peak),
         _totals(plan, parts),
     )
 
@@ -149,10 +154,8 @@ def _recomputed(parts: list[facts.Segment]) -> RenderableType:
     return table
 
 
-def _peak(plan: Plan, peak: facts.Moment) -> RenderableType:
-    number = next(
-        (n for n, part in enumerate(facts.segments(plan), 1) if peak.entry in part.entries), None
-    )
+def _peak(parts: list[facts.Segment], peak: facts.Moment) -> RenderableType:
+    number = next((n for n, part in enumerate(parts, 1) if peak.entry in part.entries), None)
     again = f", in segment {number}" if number else ""
     table = _table(
         f"Alive at the peak, {_mb(peak.bytes)} MB, while {peak.op} runs{again}",
