@@ -40,6 +40,7 @@ class Wish:
         cost_model: "analytical" or "measured".
         sizes: what is known of the inputs.
         verify: whether to measure the peak of a run.
+        running_sums: whether to take sums of gradients apart.
     """
 
     strategy: str
@@ -51,6 +52,7 @@ class Wish:
     cost_model: str = "analytical"
     sizes: InputSizes = NOTHING_GIVEN
     verify: bool = False
+    running_sums: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Options:
     cost_model: str = "analytical"
     batch_size: BatchSize = None
     verify: bool = False
+    running_sums: bool = True
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -121,6 +124,7 @@ class Options:
             cost_model=self.cost_model,
             sizes=sizes,
             verify=self.verify,
+            running_sums=self.running_sums,
         )
         if self.plan is not None:
             plan = self.plan if isinstance(self.plan, Plan) else Plan.load(self.plan)

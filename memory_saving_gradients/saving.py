@@ -31,8 +31,9 @@ from memory_saving_gradients.decide import (
     peak,
 )
 from memory_saving_gradients.graph import tf_private
-from memory_saving_gradients.graph.backward import BackwardPass, share_activations, with_beside
+from memory_saving_gradients.graph.backward import BackwardPass, share_activations, whole_step
 from memory_saving_gradients.graph.branches import has_branches, recompute_inside
+from memory_saving_gradients.graph.joins import taken_apart
 from memory_saving_gradients.graph.read import Reading, read
 from memory_saving_gradients.graph.rewrite import as_differentiated, rewrite
 from memory_saving_gradients.graph.runtimes.runtime import Runtime
@@ -118,8 +119,7 @@ def differentiate(
             grads = call()
     finally:
         graphs.remove(graph)
-    flat = tf.nest.flatten(grads, expand_composites=True)
-    results = [t for t in flat if getattr(t, "graph", None) is graph]
+    results = _tensors(grads, graph)
     if not results:
         logger.info("%s: no y depends on any x, so there is nothing to recompute", wish.strategy)
         return grads
@@ -129,9 +129,18 @@ def differentiate(
         tf.distribute.get_replica_context(),
         planned,
     )
-    if not tf_private.at_end_of_trace(graph, _finish_trace, asked):
-        _save_memory([asked])
-    return grads
+    if tf_private.at_end_of_trace(graph, _finish_trace, asked):
+        return grads
+    moved = _save_memory([asked])
+    return tf.nest.map_structure(
+        lambda t: moved.get(getattr(t, "name", None), t), grads, expand_composites=True
+    )
+
+
+def _tensors(grads: Any, graph: tf.Graph) -> list[tf.Tensor]:
+    """The tensors of a graph in gradients of any structure."""
+    flat = tf.nest.flatten(grads, expand_composites=True)
+    return [t for t in flat if getattr(t, "graph", None) is graph]
 
 
 def _finish_trace(asked: list[_Asked]) -> None:
@@ -144,8 +153,11 @@ def _finish_trace(asked: list[_Asked]) -> None:
         _save_memory(traced)
 
 
-def _save_memory(asked: Sequence[_Asked]) -> None:
+def _save_memory(asked: Sequence[_Asked]) -> dict[str, tf.Tensor]:
     """Rewrites a step, if that lowers its peak; an error leaves it plain.
+
+    Returns:
+        The tensors that take the place of gradients, by the name of those.
 
     Raises:
         BudgetError: no plan within a budget was found.
@@ -157,7 +169,7 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
     looked_at = _looked_at.get()
     if looked_at is not None:
         looked_at += [(one.backward, one.wish) for one in _joined(asked)]
-        return
+        return {}
     try:
         with _no_garbage_collection(), graph.as_default(), tf_private.all_or_nothing():
             outcomes = list(_plan_and_rewrite(_joined(asked)))
@@ -167,8 +179,11 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
         if os.environ.get(STRICT):
             raise
         warn(_what_broke(error))
-        return
-    for one, plan, saves in outcomes:
+        return {}
+    moved: dict[str, tf.Tensor] = {}
+    for one, step, plan, saves in outcomes:
+        pairs = zip(one.backward.results, step.results, strict=True)
+        moved |= {before.name: after for before, after in pairs if before is not after}
         logger.info("%s%s", plan, "" if saves else " (not applied)")
         if saves or one.wish.budget is not None:
             record_plan(graph, plan)
@@ -177,6 +192,7 @@ def _save_memory(asked: Sequence[_Asked]) -> None:
                 warn(why_little_is_saved(plan))
         else:
             warn(why_nothing_is_saved(plan))
+    return moved
 
 
 @contextlib.contextmanager
@@ -217,7 +233,7 @@ def _joined(asked: Sequence[_Asked]) -> list[_Asked]:
         else:
             groups.append(one)
     if groups[0].backward.traced and groups[0].backward.runtime.obeys_control_edges:
-        passes = with_beside([one.backward for one in groups])
+        passes = whole_step([one.backward for one in groups])
         groups = [
             dataclasses.replace(one, backward=backward)
             for one, backward in zip(groups, passes, strict=True)
@@ -242,8 +258,10 @@ def _call_each(functions: Iterable[Callable[[Plan], object]], plan: Plan) -> Non
         function(plan)
 
 
-def _plan_and_rewrite(groups: Sequence[_Asked]) -> Iterator[tuple[_Asked, Plan, bool]]:
-    """Each backward pass with its plan, and whether that saves memory, so that it was applied."""
+def _plan_and_rewrite(
+    groups: Sequence[_Asked],
+) -> Iterator[tuple[_Asked, BackwardPass, Plan, bool]]:
+    """Each backward pass, as it is now, with its plan and whether that saves memory."""
     highest = 0
     if len(groups) > 1 and any(isinstance(one.wish.budget, float) for one in groups):
         readings = (read(one.backward, sizes=one.wish.sizes) for one in groups)
@@ -254,19 +272,34 @@ def _plan_and_rewrite(groups: Sequence[_Asked]) -> Iterator[tuple[_Asked, Plan, 
         if highest and isinstance(wish.budget, float):  # a share is one of the whole step
             wish = dataclasses.replace(wish, budget=int(wish.budget * highest))
         with shown(f"memory_saving_gradients: planning {len(one.backward.needed)} ops"):
-            plan, saves = _plan_and_rewrite_one(one.backward, wish)
-        yield one, dataclasses.replace(plan, seconds=time.perf_counter() - began), saves
+            try:
+                with tf_private.all_or_nothing():
+                    step, plan = _plan_and_rewrite_one(one.backward, wish)
+                saves = True
+            except _SavesNothing as nothing:
+                step, plan, saves = one.backward, nothing.plan, False
+        yield one, step, dataclasses.replace(plan, seconds=time.perf_counter() - began), saves
 
 
-def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> tuple[Plan, bool]:
+def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> tuple[BackwardPass, Plan]:
+    """The step as it is rewritten, and by which plan."""
+    step = taken_apart(step, wish.running_sums)
     reading = read(step, wish.cost_model, wish.sizes)
     if _asks_for_branches(wish, reading):
         with contextlib.suppress(_NoBetter):
-            return _plan_with_branches(step, wish, reading), True
+            return step, _plan_with_branches(step, wish, reading)
     reading, plan, saves = _decided(reading, wish)
     if not saves:
-        return plan, False
-    return apply(reading, plan, wish), True
+        raise _SavesNothing(plan)
+    return step, apply(reading, plan, wish)
+
+
+class _SavesNothing(Exception):
+    """A plan does not lower the peak."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
 
 
 def _decided(reading: Reading, wish: Wish) -> tuple[Reading, Plan, bool]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.graph import calls, kinds, order, tf_private
 from memory_saving_gradients.graph.devices import described
 from memory_saving_gradients.graph.runtimes.executor import Executor
 from memory_saving_gradients.graph.runtimes.runtime import Runtime
@@ -28,8 +28,13 @@ class BackwardPass:
         end: how many ops the graph had when it was differentiated.
         runtime: what will run it.
         traced: whether a `tf.function` is traced: what writes to a variable later waits then.
+        sums: the sums that were taken apart, each with its running sums in order.
+        reordered: names of those sums that add their terms in another order now.
         beside: ops that read what the forward pass makes and that the results do not need, such as
             metrics; known at the end of the trace.
+        after: ops that need a gradient, such as the updates of variables, and what those need
+            besides; known at the end of the trace.
+        kept: tensors that live to the end of the step, where that is known.
     """
 
     target: tf.Tensor
@@ -39,7 +44,23 @@ class BackwardPass:
     end: int
     runtime: Runtime
     traced: bool = False
+    sums: tuple[tuple[tf.Operation, tuple[tf.Operation, ...]], ...] = ()
+    reordered: tuple[str, ...] = ()
     beside: frozenset[tf.Operation] = frozenset()
+    after: frozenset[tf.Operation] = frozenset()
+    kept: tuple[tf.Tensor, ...] | None = None
+
+    @property
+    def ends(self) -> dict[tf.Operation, None]:
+        """The ops that all others of the step lead to, in a definite order."""
+        made = self.graph.get_operations() if self.beside or self.after else ()
+        others = (op for op in made if op in self.beside or op in self.after)
+        return dict.fromkeys([*(t.op for t in self.results), *others])
+
+    @property
+    def to_end(self) -> tuple[tf.Tensor, ...]:
+        """The tensors that live to the end of the step."""
+        return self.results if self.kept is None else self.kept
 
     @property
     def graph(self) -> tf.Graph:
@@ -110,32 +131,77 @@ def share_activations(one: BackwardPass, other: BackwardPass) -> bool:
 _SHARED = 0.1
 
 
-def with_beside(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
-    """The backward passes of a whole step, each with the ops beside it.
+def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
+    """The backward passes of a traced step, each with the ops beside and after it.
 
-    Such an op depends on a forward pass by data; on no backward pass, and none depends on it. Of
-    several forward passes that it reads it belongs to the last.
+    An op beside depends on a forward pass by data; on no backward pass, and none depends on it. Of
+    several forward passes that it reads it belongs to the last. An op after depends on one backward
+    pass, or such an op needs it; on nothing of another one.
     """
+    operations = passes[0].graph.get_operations()
     new = frozenset().union(*(one.new for one in passes))
     needed = frozenset().union(*(one.needed for one in passes))
     others = nx.DiGraph()
-    for op in passes[0].graph.get_operations():
+    for op in operations:
         if op not in needed and op not in new:
             others.add_edges_from((other, op) for other in order.waits_for(op))
     updates = (other for op in needed for other in op.control_inputs if other not in needed)
-    others.add_edges_from(("gradients", op) for op in new)
     others.add_edges_from((op, "read again") for op in updates)
+    others.add_edges_from((f"gradients {n}", op) for n, one in enumerate(passes) for op in one.new)
+    others.add_edges_from(("gradients", f"gradients {n}") for n in range(len(passes)))
     elsewhere = nx.descendants(others, "gradients")
-    if "read again" in others:
-        elsewhere |= nx.ancestors(others, "read again")
+    read_again = nx.ancestors(others, "read again") if "read again" in others else set()
     belongs = {op: n for n, one in reversed([*enumerate(passes)]) for op in one.forward}
     beside: list[set[tf.Operation]] = [set() for _ in passes]
-    for op in passes[0].graph.get_operations():
+    for op in operations:
         reads = max((belongs.get(t.op, -1) for t in op.inputs), default=-1)
-        if reads >= 0 and op in others and op not in needed and op not in elsewhere:
+        apart = op in needed or op in elsewhere or op in read_again
+        if reads >= 0 and op in others and not apart:
             belongs[op] = reads
             beside[reads].add(op)
-    return [
-        dataclasses.replace(one, beside=frozenset(ops))
-        for one, ops in zip(passes, beside, strict=True)
-    ]
+    found = []
+    for n, one in enumerate(passes):
+        others.add_edges_from((op, f"after {n}") for op in nx.descendants(others, f"gradients {n}"))
+        leads = nx.ancestors(others, f"after {n}")
+        found.append(_with(one, beside[n], leads - read_again, read_again))
+    return found
+
+
+def _with(
+    one: BackwardPass,
+    beside: Collection[tf.Operation],
+    leads: Collection[tf.Operation],
+    read_again: Collection[tf.Operation],
+) -> BackwardPass:
+    """A backward pass of a traced step with the ops beside and after it.
+
+    Args:
+        one: the backward pass.
+        beside: the ops beside it.
+        leads: what depends on its gradients, and all that this needs.
+        read_again: what a forward pass waits for.
+    """
+    known = {*one.needed, *one.new, *beside, *read_again}
+    after = set()
+    for op in one.graph.get_operations():
+        waits = op in leads and op not in known
+        if waits and order.waits_for(op) <= known and not _is_read_in_calls(op, one):
+            known.add(op)
+            after.add(op)
+    names = tf_private.returned(one.graph)
+    return dataclasses.replace(
+        one,
+        beside=frozenset(beside),
+        after=frozenset(after),
+        kept=tuple(t for op in known for t in op.outputs if t.name in names),
+    )
+
+
+def _is_read_in_calls(op: tf.Operation, one: BackwardPass) -> bool:
+    """Whether `op` may write to what a function reads that the backward pass may call again."""
+    return any(
+        calls.calls(reader) and reader in one.needed
+        for handle in op.inputs
+        if handle.dtype == tf.resource
+        for reader in handle.consumers()
+    )

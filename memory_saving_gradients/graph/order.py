@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import graphlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import tensorflow as tf
 
+from memory_saving_gradients.graph import kinds
 from memory_saving_gradients.graph.buffers import Buffers
+
+if TYPE_CHECKING:
+    from memory_saving_gradients.graph.backward import BackwardPass
 
 BACK_EDGES = frozenset({"NextIteration", "RefNextIteration"})
 _ENTERS = frozenset({"Enter", "RefEnter"})
@@ -99,11 +104,56 @@ def add_order_of_effects(
         graph.add_edges_from(itertools.pairwise(effects))
 
 
+def add_order_of_updates(graph: nx.DiGraph, step: BackwardPass) -> None:
+    """Has updates of variables wait for what must not, or had better not, come after them.
+
+    What writes to a variable waits for those that read what was read of it before: as long as that
+    is alive, TensorFlow writes to a copy. What reads the gradient of a bias waits for the other
+    readers of the gradient that this is made of: oneDNN merges it with one of them.
+
+    Args:
+        graph: who waits for whom; edges are added.
+        step: the backward pass, with the ops after it.
+    """
+    biases = [op for op in graph if op.type == "BiasAddGrad" and op in step.new]
+    for bias in biases:
+        updates = [op for op in _readers(bias.outputs[0]) if op in step.after]
+        readers = [op for op in bias.inputs[0].consumers() if op in graph and op in step.new]
+        graph.add_edges_from((op, u) for u in updates for op in readers if op is not bias)
+    for op in step.after:
+        graph.add_edges_from((reader, op) for reader in readers_before(op, step) if reader in graph)
+
+
+def readers_before(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
+    """The ops that read a variable's value as it was read before `op`, which may write to it.
+
+    Args:
+        op: an op after the backward pass.
+        step: the backward pass, with the ops after it.
+    """
+    if op.type == "ReadVariableOp":
+        return set()
+    handles = [t for t in op.inputs if t.dtype == tf.resource]
+    reads = [one for t in handles for one in t.consumers() if one.type == "ReadVariableOp"]
+    readers = (
+        reader for one in reads if one not in step.after for reader in _readers(one.outputs[0])
+    )
+    return {reader for reader in readers if reader not in step.after}
+
+
+def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """The ops that read a tensor or a view of it."""
+    for reader in tensor.consumers():
+        yield reader
+        for output in reader.outputs if reader.type in kinds.VIEWS else ():
+            yield from _readers(output)
+
+
 def planned(
     graph: nx.DiGraph,
     operations: Sequence[tf.Operation],
     created: dict[tf.Operation, int],
-    new: Collection[tf.Operation],
+    step: BackwardPass,
     backward: set[tf.Operation],
     buffers: Buffers,
     early: Mapping[tf.Operation, tf.Operation],
@@ -133,65 +183,10 @@ def planned(
 
     def key(op: tf.Operation) -> tuple[int, int, bool, int]:
         if op not in backward:
-            return -int(op in new), 0, False, created[op]
-        if op not in new:  # beside the step: before there are gradients
+            return -int(op in step.new), 0, False, created[op]
+        if op in step.beside:  # before there are gradients
             return 1, 0, False, created[op]
         # What goes with no activation leads to no other op that matters: the sooner the better.
         return 2, -latest.get(op, len(created)), op not in reads, created[op]
 
     return list(nx.lexicographical_topological_sort(graph, key=key))
-
-
-def postponed(
-    graph: nx.DiGraph,
-    ordered: Sequence[tf.Operation],
-    backward: set[tf.Operation],
-    buffers: Buffers,
-    results: Iterable[tf.Tensor],
-) -> tuple[list[tf.Operation], set[tf.Operation]]:
-    """Moves backward ops that make more bytes than they free to where their output is read.
-
-    The gradient of a large weight (a dense layer, a late convolution) can be larger than the
-    activation and the gradient that it is made of. It then comes last, when the activations of
-    earlier layers are gone.
-
-    Args:
-        graph: who waits for whom.
-        ordered: the ops in the order of `planned`.
-        backward: the ops of the backward pass.
-        buffers: what they hold.
-        results: the tensors that live to the end.
-
-    Returns:
-        The ops in the new order, and those that were moved.
-    """
-    place: dict[tf.Operation, int] = {}  # before which op of `ordered` each op comes
-    readers: dict[str, list[tf.Operation]] = {}
-    for index, op in enumerate(ordered):
-        place[op] = index
-        for name in {buffers.shown_by(t).name for t in op.inputs if buffers.bytes(t)}:
-            readers.setdefault(name, []).append(op)
-    kept = {buffers.shown_by(t).name for t in results}
-    moved = set()
-    for index in range(len(ordered) - 1, -1, -1):
-        op = ordered[index]
-        if op not in backward:
-            continue
-        later = min((place[after] for after in graph.successors(op)), default=len(ordered))
-        if later <= index + 1:
-            continue
-        made = held = 0
-        if not buffers.is_view(op):
-            made = sum(buffers.bytes(t) for t in op.outputs)
-            read = {buffers.shown_by(t).name: buffers.bytes(t) for t in op.inputs}
-            held = sum(
-                size
-                for name, size in read.items()
-                if size
-                and name not in kept
-                and all(place[other] < later for other in readers[name] if other is not op)
-            )
-        if made >= held:
-            place[op] = later
-            moved.add(op)
-    return sorted(ordered, key=place.__getitem__), moved

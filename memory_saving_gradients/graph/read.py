@@ -19,6 +19,7 @@ from memory_saving_gradients.graph.runtimes.runtime import Runtime
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.labels import Labels
+from memory_saving_gradients.planning.order import backward_order
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 
@@ -97,10 +98,9 @@ def read(
         The step as a problem, with the way back to the graph.
     """
     created = {op: i for i, op in enumerate(step.graph.get_operations())}
-    wanted = [*(t.op for t in step.results), *step.beside]
-    ours = step.needed | step.beside
+    ours = step.needed | step.beside | step.after
     # What rewriting adds comes last; of another backward pass it can be part of the forward pass.
-    graph = order.dependencies(wanted, lambda op: op in ours or created[op] >= step.end)
+    graph = order.dependencies(step.ends, lambda op: op in ours or created[op] >= step.end)
     order.add_order_of_effects(graph, created, step.new)
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(graph, operations, step)
@@ -108,9 +108,9 @@ def read(
     runtime = step.runtime
     buffers = Buffers(operations, shapes, runtime)
     early = runtime.runs_early(graph, backward)
-    executed, others = _as_run(graph, early)
-    ordered = order.planned(graph, operations, created, step.new, backward, buffers, early)
-    ordered, postponed = order.postponed(graph, ordered, backward, buffers, step.results)
+    executed, others = _as_run(graph, early, step)
+    order.add_order_of_updates(graph, step)
+    ordered = order.planned(graph, operations, created, step, backward, buffers, early)
 
     tensor_of, tensors = _numbered(ordered, buffers)
     kept_ops = [op for op in ordered if not buffers.is_view(op) and _touches(op, tensor_of)]
@@ -140,22 +140,29 @@ def read(
                 workspace=workspaces[op.name],
                 backward=op in backward,
                 pinned=op in pinned,
-                postponed=op in postponed,
                 in_place=op.type in kinds.IN_PLACE,
                 expensive=op.type in kinds.EXPENSIVE
                 or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
             )
         )
-    kept = frozenset(tensor_of[t.name] for t in step.results if t.name in tensor_of)
+    kept = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
+    problem = Problem(tuple(problem_ops), tuple(tensors), kept)
+    sequence, late = _backward_order(problem, kept_ops, graph, operations)
+    problem = problem.reordered(sequence, late)
+    kept_ops = [kept_ops[i] for i in sequence]
+    scratch = len(tensors)
+    growth = growth[:scratch] + tuple(growth[scratch + i] for i in sequence if growth)
     index_of = {op: i for i, op in enumerate(kept_ops)}
 
+    place = {op: i for i, op in enumerate(ordered)}
+    plain = list(nx.lexicographical_topological_sort(executed, key=place.__getitem__))
+
     def course(early_last: bool) -> tuple[int, ...]:
-        events = runtime.order(executed, ordered, seconds, early_last)
+        events = runtime.order(executed, plain, seconds, early_last)
         numbered = ((index_of[op], begins) for op, begins in events if op in index_of)
         return tuple(index if begins else ~index for index, begins in numbered)
 
-    problem = Problem(tuple(problem_ops), tuple(tensors), kept, course(early_last=False))
-    other = problem
+    other = problem = dataclasses.replace(problem, as_executed=course(early_last=False))
     if sum(tf_private.is_seed(op) for op in backward if op in step.new) != 1:
         # A single loss has a single order; several may be taken one by one.
         other = dataclasses.replace(problem, as_executed=course(early_last=True))
@@ -177,10 +184,15 @@ def read(
 
 
 def _as_run(
-    graph: nx.DiGraph, early: Mapping[tf.Operation, tf.Operation]
+    graph: nx.DiGraph, early: Mapping[tf.Operation, tf.Operation], step: BackwardPass
 ) -> tuple[nx.DiGraph, dict[tf.Operation, list[tf.Tensor]]]:
-    """Who waits for whom, and what ops read, where products run without their first operand."""
-    executed = graph.copy() if early else graph
+    """Who waits for whom, and what ops read, in the plain step.
+
+    There sums wait for all their terms, and products run without their first operand.
+    """
+    executed = graph.copy()
+    for whole, running in step.sums:
+        executed.add_edges_from((t.op, running[0]) for t in whole.inputs)
     inputs: dict[tf.Operation, list[tf.Tensor]] = {}
     for op, reader in early.items():
         late, other = op.inputs
@@ -188,6 +200,28 @@ def _as_run(
         executed.remove_edge(late.op, op)
         executed.add_edge(late.op, reader)
     return executed, inputs
+
+
+def _backward_order(
+    problem: Problem,
+    kept_ops: Sequence[tf.Operation],
+    graph: nx.DiGraph,
+    operations: Sequence[tf.Operation],
+) -> tuple[list[int], set[int]]:
+    """The order of all ops, and those of the backward pass that come later than they could."""
+    index_of = {op: i for i, op in enumerate(kept_ops)}
+    forward = problem.forward_count
+    waits: dict[tf.Operation, set[int]] = {}  # of each op the backward ops that matter
+    for op in operations:
+        waits[op] = set()
+        for before in graph.predecessors(op):
+            index = index_of.get(before)
+            if index is None:
+                waits[op] |= waits[before]
+            elif index >= forward:
+                waits[op].add(index)
+    found, late = backward_order(problem, [waits[op] for op in kept_ops])
+    return [*range(forward), *found], late
 
 
 def _growth(
@@ -295,11 +329,11 @@ def _backward(
     operations: Sequence[tf.Operation],
     step: BackwardPass,
 ) -> set[tf.Operation]:
-    """The ops that wait for a gradient, make zeros for a list of them, or are beside the step.
+    """The ops that wait for a gradient, make zeros for a list of them, or are beside or after.
 
     Other ops that `tf.gradients` made (shapes, masks) run with the forward pass.
     """
-    backward: set[tf.Operation] = set(step.beside)
+    backward: set[tf.Operation] = set(step.beside | step.after)
     for op in operations:
         if op in step.new and (
             tf_private.is_seed(op)
@@ -377,7 +411,7 @@ def _foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -
     for op in operations:
         if op.type in kinds.SHAPE_ONLY:
             known = all(t.shape.is_fully_defined() or t.op in found for t in op.inputs)
-        elif op in backward:
+        elif op in backward and op.inputs and not op.op_def.is_stateful:
             known = all(t.op in found for t in op.inputs)
         else:
             known = op.type == "Const"

@@ -189,6 +189,17 @@ def at_end_of_trace(graph: tf.Graph, finish: Callable[[list], object], item: Any
     return True
 
 
+_returned: weakref.WeakKeyDictionary[tf.Graph, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def returned(graph: tf.Graph) -> frozenset[str]:
+    """The names of what the function in `graph` returns, as its trace ends.
+
+    `AutomaticControlDependencies._returned_tensors`: 2.0 on.
+    """
+    return _returned.get(graph, frozenset())
+
+
 _automatic_control_dependencies = auto_control_deps.AutomaticControlDependencies.__exit__
 
 
@@ -196,6 +207,9 @@ _automatic_control_dependencies = auto_control_deps.AutomaticControlDependencies
 def _end_trace(manager: Any, *exception: Any) -> None:
     graph = getattr(manager, "_graph", None)  # eagerly there is none
     finish, items = _ends.pop(graph, (list, [])) if graph is not None else (list, [])
+    if items:
+        returned = tf.nest.flatten([*manager._returned_tensors], expand_composites=True)
+        _returned[graph] = frozenset(tensor.name for tensor in returned)
     _automatic_control_dependencies(manager, *exception)
     if not any(exception):
         finish(items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -204,6 +204,18 @@ class Problem:
     def made_here(self) -> frozenset[int]:
         """The tensors that an op of the step makes."""
         return frozenset(tensor for op in self.ops for tensor in op.outputs)
+
+    def reordered(self, order: Sequence[int], postponed: Container[int] = ()) -> Problem:
+        """The same step with its ops in another order, in which they can run as well.
+
+        Args:
+            order: the ops, by index.
+            postponed: those that come later than they could, by index.
+        """
+        place = {op: i for i, op in enumerate(order)}
+        events = (place[e] if e >= 0 else ~place[~e] for e in self.as_executed)
+        ops = tuple(dataclasses.replace(self.ops[i], postponed=i in postponed) for i in order)
+        return dataclasses.replace(self, ops=ops, as_executed=tuple(events))
 
     def grown(self, growth: Sequence[float], more: int) -> Problem:
         """The step for a larger batch (or a smaller one, if `more` is negative); costs stay.

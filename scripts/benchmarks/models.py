@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--laboratory", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(MODELS), help="keep the other results")
     options = parser.parse_args()
-    output = Path("docs/laboratory.json" if LABORATORY else "models.json beside this file")
+    output = Path(__file__).with_name("laboratory.json" if LABORATORY else "models.json")
     results = json.loads(output.read_text()) if options.only else {"models": {}}
     results["machine"] = (
         f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, kinds, tf_private
+from memory_saving_gradients.graph import calls, kinds, order, tf_private
 from memory_saving_gradients.graph.devices import Device
 from memory_saving_gradients.graph.runtimes import grappler, kernels
 from memory_saving_gradients.graph.runtimes.gate import Gate
@@ -89,7 +89,7 @@ class _Waves(Holding):
     gates: Mapping[int, Gate] = {}
 
     def __init__(self, reading: Reading, schedule: Schedule) -> None:
-        self.as_plain = grappler.left_alone(reading)
+        self.as_plain = grappler.left_alone(reading) | grappler.updates(reading)
         self._reading = reading
         self._schedule = schedule
 
@@ -122,6 +122,15 @@ class _Waves(Holding):
             for device in {op.device for op in ended}:
                 latest[device] = [op for op in ended if op.device == device]
             previous = ended or previous
+        self._updates_wait(ops)
+
+    def _updates_wait(self, ops: Sequence[tf.Operation]) -> None:
+        """Has updates wait for what reads the old values, else TensorFlow copies the variable."""
+        place = {op: i for i, op in enumerate(ops)}
+        for op in self._reading.step.after.intersection(ops):
+            readers = order.readers_before(op, self._reading.step)
+            before = [r for r in readers if place.get(r, len(ops)) < place[op]]
+            tf_private.add_control_inputs(op, [r for r in before if r.type in kinds.EXPENSIVE])
 
 
 class _Entries:
@@ -152,6 +161,7 @@ class _Entries:
         gradients = {run.op for run in runs[self.first :] if not run.copy}
         self._late = late
         self._factors = [late if run.copy else gradients for run in runs]
+        self._after = reading.step.after
         self._before = _made_before(reading, schedule)
 
     def begin_and_end(self, wave: range) -> tuple[dict[int, list[int]], list[tf.Operation]]:
@@ -172,6 +182,8 @@ class _Entries:
                     waiting[i] = _data(op) if calls.calls(op) else []
             elif self._merged[i] and i >= self.first:
                 held = _early(op, self._late, self._factors[i])
+                if not held and op in self._after and all(j < wave.start for j in self._before[i]):
+                    held = self._from_others(op)
                 if held:
                     waiting[i] = held
                 readers = {reader for t in op.outputs for reader in t.consumers()}
@@ -179,6 +191,10 @@ class _Entries:
                 if not read_here and readers.isdisjoint(self.edgeless):
                     ends[i] = None
         return waiting, [self.ops[i] for i in ends]
+
+    def _from_others(self, op: tf.Operation) -> list[int]:
+        """The first input of an update that Grappler does not see as one with what makes it."""
+        return [i for i in _data(op) if op.inputs[i].op not in self.edgeless][:1]
 
 
 def _depends_on_time(op: tf.Operation) -> bool:

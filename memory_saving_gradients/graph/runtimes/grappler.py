@@ -37,22 +37,61 @@ def left_alone(reading: Reading) -> set[str]:
     sees that it is wrong, and optimises nothing.
     """
     found = {op.name for op in reading.operations if op.type == "Pow"}
+    running = {op for _, sums in reading.step.sums for op in sums}
     for op in reading.operations:
+        readers = _readers(op, reading.unused)
+        if op in running or not running.isdisjoint(readers):
+            continue
         if op.type in ASSOCIATIVE:
-            readers = _readers(op, reading)
             alike = {_computation(reader) for reader in readers}
             kinds = {ASSOCIATIVE.get(reader.type) for reader in readers}
             if len(alike) <= 1 and kinds <= {ASSOCIATIVE[op.type]}:
                 found |= {op.name, *(reader.name for reader in readers)}
             if len(alike) < len(readers):  # equal ones become one, and their sum a product
                 found.update(reader.name for reader in readers)
-                found.update(sum_.name for reader in readers for sum_ in _readers(reader, reading))
-        if ASSOCIATIVE.get(op.type) == "sum":
-            products = [t.op for t in op.inputs]
-            factors = [{t.name for t in product.inputs} for product in products]
-            if {product.type for product in products} == {"Mul"} and set.intersection(*factors):
-                found |= {op.name, *(product.name for product in products)}
+                found.update(
+                    sum_.name for reader in readers for sum_ in _readers(reader, reading.unused)
+                )
+        if _has_common_factor(op):
+            found |= {op.name, *(t.op.name for t in op.inputs)}
     return found
+
+
+def updates(reading: Reading) -> set[str]:
+    """The ops that compute what variables are updated by, by name: Grappler rewrites them freely.
+
+    They wait for a gradient, so that they need no control edges of their own.
+    """
+    after = (op for op in reading.operations if op in reading.step.after)
+    return {op.name for op in after if op.outputs and not op.op_def.is_stateful}
+
+
+def is_merged(op: tf.Operation, unused: Container[str]) -> bool:
+    """Whether Grappler makes something else of a sum, that adds in another order.
+
+    Args:
+        op: an `AddN`.
+        unused: names of ops that nothing needs.
+    """
+    if _has_common_factor(op) or len({t.name for t in op.inputs}) < len(op.inputs):
+        return True
+    terms = [t.op for t in op.inputs[1:]]  # a sum of the first and others is added in this order
+    readers = _readers(op, unused)
+    if len(readers) == 1 and readers[0].inputs[0].op is not op:
+        terms.append(op)
+    return any(
+        ASSOCIATIVE.get(term.type) == "sum"
+        and [ASSOCIATIVE.get(reader.type) for reader in _readers(term, unused)] == ["sum"]
+        for term in terms
+    )
+
+
+def _has_common_factor(op: tf.Operation) -> bool:
+    """Whether `op` is a sum of products that have a factor in common."""
+    products = [t.op for t in op.inputs]
+    if ASSOCIATIVE.get(op.type) != "sum" or {product.type for product in products} != {"Mul"}:
+        return False
+    return bool(set.intersection(*({t.name for t in product.inputs} for product in products)))
 
 
 def keep_unmerged(
@@ -127,7 +166,7 @@ def _computation(op: tf.Operation) -> tuple:
     return op.type, *sorted(t.name for t in op.inputs)
 
 
-def _readers(op: tf.Operation, reading: Reading) -> list[tf.Operation]:
+def _readers(op: tf.Operation, unused: Container[str]) -> list[tf.Operation]:
     """The ops that read `op` once Grappler has folded known shapes and dropped unused ops."""
     if not op.outputs:
         return []
@@ -135,5 +174,5 @@ def _readers(op: tf.Operation, reading: Reading) -> list[tf.Operation]:
     return [
         reader
         for reader in op.outputs[0].consumers()
-        if reader.name not in reading.unused and not (known and reader.type in kinds.SHAPE_ONLY)
+        if reader.name not in unused and not (known and reader.type in kinds.SHAPE_ONLY)
     ]

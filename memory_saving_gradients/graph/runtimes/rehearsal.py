@@ -31,30 +31,35 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
     None are found where Grappler fails: a session then runs the graph as it is written.
     """
     written = reading.step.graph.as_graph_def()
-    fetches = [t.name for t in reading.step.results]
+    step = reading.step
+    kept = [t.name for t in step.to_end]
     try:
-        optimized = tf_private.optimized(written, fetches)
+        optimized = tf_private.optimized(written, [*kept, *(op.name for op in step.ends)])
     except tf.errors.OpError:
         return 0
-    sizes = {}
+    sizes: dict[str, int] = {}
+    place: dict[str, int] = {}
+    count = 0
     for name, index in zip(names, schedule, strict=True):
+        place[name] = count
+        count += reading.operations[index] not in step.after  # updates take their data's time
         for t in reading.problem.ops[index].outputs:
             tensor = reading.problem.tensors[t]
             sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
-    needed = {op.name for op in order.dependencies(t.op for t in reading.step.results)}
-    planned = _peak([n for n in written.node if n.name in needed], fetches, names, sizes)
-    return max(0, _peak(optimized.node, fetches, names, sizes) - planned)
+    needed = {op.name for op in order.dependencies(step.ends)}
+    planned = _peak([n for n in written.node if n.name in needed], kept, place, sizes)
+    return max(0, _peak(optimized.node, kept, place, sizes) - planned)
 
 
 def _peak(
     nodes: Sequence[tf.compat.v1.NodeDef],
-    fetches: Sequence[str],
-    names: Sequence[str],
+    kept: Sequence[str],
+    place: Mapping[str, int],
     sizes: Mapping[str, int],
 ) -> int:
     """The most bytes that nodes hold at once, each run as late as the schedule says or can be."""
     by_name = {node.name: node for node in nodes}
-    place = {name: i for i, name in enumerate(names)}
+    end_of_step = max(place.values()) + 1
     edges = nx.DiGraph()
     edges.add_nodes_from(by_name)
     for node in nodes:
@@ -81,9 +86,9 @@ def _peak(
         for tensor in read:
             over = node.op in kinds.IN_PLACE and size.get(made) == size.get(tensor)
             read_last[tensor] = max(read_last.get(tensor, (0, False)), (at[name], over))
-    for name in fetches:
-        read_last[owner.get(name, name)] = len(names), False
-    live = np.zeros(len(names) + 2, dtype=np.int64)
+    for name in kept:
+        read_last[owner.get(name, name)] = end_of_step, False
+    live = np.zeros(end_of_step + 2, dtype=np.int64)
     for tensor, (end, over) in read_last.items():
         live[at[grappler.node_of(tensor)]] += size.get(tensor, 0)
         live[end + (not over)] -= size.get(tensor, 0)

@@ -73,11 +73,13 @@ class Runtime(abc.ABC):
         threads: how many ops run at a time, unless a session's own options say otherwise.
         obeys_control_edges: whether ops wait for more than data.
         runs_in_sessions: whether a `tf.compat.v1.Session` runs it.
+        keeps_running_sums: whether a sum of a sum and a term is not made one sum of all terms.
     """
 
     threads = 1
     obeys_control_edges = True
     runs_in_sessions = True
+    keeps_running_sums = True
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -31,6 +31,7 @@ class Xla(Runtime):
 
     obeys_control_edges = False
     runs_in_sessions = False
+    keeps_running_sums = False
 
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
         return compiled_workspace(op, shape)

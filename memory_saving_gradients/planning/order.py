@@ -1,0 +1,237 @@
+"""The order of the backward pass.
+
+Ops that belong together run together: the readers of one gradient (slices of a concatenation's, a
+running sum and its next term, the updates of a variable) as soon as all of them can, if that frees
+as much as it makes. Gradients of weights that take more than they free come last, unless that
+raises the peak.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from memory_saving_gradients.planning.problem import Problem
+
+# So many orders are judged, at most, to find the ops that had better not come last.
+_JUDGED = 200
+
+
+def backward_order(
+    problem: Problem, waits: Sequence[Collection[int]]
+) -> tuple[list[int], set[int]]:
+    """An order of the backward pass in which less is alive.
+
+    Args:
+        problem: the step, its backward ops in the reverse order of the activations that they read.
+        waits: for each op the backward ops that it waits for.
+
+    Returns:
+        The backward ops in their order, and those that come last though they could come earlier.
+    """
+    together = _Together(problem, waits).order()
+    late = _worth_postponing(problem, waits, together)
+    order = _with_last(waits, together, late)
+    allowed = _held(problem, together)
+    if _held(problem, order) <= allowed:
+        return order, set(late)
+    kept: list[int] = []
+    for op in late[:_JUDGED]:
+        if _held(problem, _with_last(waits, together, [*kept, op])) <= allowed:
+            kept.append(op)
+    return _with_last(waits, together, kept), set(kept)
+
+
+class _Together:
+    """Takes ops in the given order, and with each those groups that cost nothing to run now."""
+
+    def __init__(self, problem: Problem, waits: Sequence[Collection[int]]) -> None:
+        self._problem = problem
+        self._first = problem.forward_count
+        self._size = problem.sizes.tolist()
+        self._made_by = problem.made_by
+        self._order: list[int] = []
+        self._done = [i < self._first for i in range(len(problem.ops))]
+        self._waits_for = [len(before) for before in waits]
+        self._after: list[list[int]] = [[] for _ in problem.ops]
+        for op, before in enumerate(waits):
+            for other in before:
+                self._after[other].append(op)
+        self._readers: list[list[int]] = [[] for _ in problem.tensors]
+        for op in range(self._first, len(problem.ops)):
+            for tensor in problem.ops[op].inputs:
+                self._readers[tensor].append(op)
+        self._unread = [len(readers) for readers in self._readers]
+        # The backward pass goes back through the activations; no group goes ahead of it.
+        self._latest = len(problem.ops)
+
+    def order(self) -> list[int]:
+        for op in range(self._first, len(self._problem.ops)):
+            if not self._done[op]:
+                self._latest = min(self._latest, max(self._activations(op), default=self._latest))
+                self._take([op])
+        return self._order
+
+    def _activations(self, op: int) -> list[int]:
+        made_by = (self._made_by[t] for t in self._problem.ops[op].inputs)
+        return [maker for maker in made_by if 0 <= maker < self._first]
+
+    def _take(self, ops: Iterable[int]) -> None:
+        """Runs ops, and then what they make worth running."""
+        touched = collections.deque(self._run(ops))
+        while touched:
+            tensor = touched.popleft()
+            group = self._group(tensor)
+            if group:
+                touched.extend(self._run(group))
+
+    def _run(self, ops: Iterable[int]) -> list[int]:
+        """Runs ops; the tensors whose readers may now be worth running."""
+        touched: dict[int, None] = {}
+        for op in ops:
+            self._done[op] = True
+            self._order.append(op)
+            for tensor in self._problem.ops[op].inputs:
+                self._unread[tensor] -= 1
+                touched[tensor] = None
+            touched.update(dict.fromkeys(self._problem.ops[op].outputs))
+            for after in self._after[op]:
+                self._waits_for[after] -= 1
+                if not self._waits_for[after]:
+                    touched.update(dict.fromkeys(self._problem.ops[after].inputs))
+        return [t for t in touched if self._unread[t]]
+
+    def _group(self, tensor: int) -> list[int]:
+        """The readers of a gradient and what follows them, if to run them all costs nothing."""
+        if self._made_by[tensor] < self._first or tensor in self._problem.results:
+            return []
+        group = [op for op in self._readers[tensor] if not self._done[op]]
+        if not all(self._may_run(op, set()) for op in group):
+            return []
+        taken: collections.Counter[int] = collections.Counter()
+        found: list[int] = []
+        net = 0
+        waiting = group[::-1]
+        while waiting:  # each with what follows it, before the next
+            op = waiting.pop()
+            added = self._net(op, taken)
+            if op in found or (op not in group and added > 0):
+                continue
+            net += added
+            found.append(op)
+            taken.update(self._problem.ops[op].inputs)
+            inside = set(found)
+            waiting.extend(
+                after
+                for after in self._after[op]
+                if after not in inside and self._may_run(after, inside)
+            )
+        return found if net <= 0 else []
+
+    def _may_run(self, op: int, inside: Collection[int]) -> bool:
+        if min(self._activations(op), default=self._latest) < self._latest:
+            return False
+        waits = self._waits_for[op]
+        return not waits or (bool(inside) and waits == sum(op in self._after[i] for i in inside))
+
+    def _net(self, op: int, taken: collections.Counter[int]) -> int:
+        """The bytes that an op adds, if so many readers of each tensor have run besides."""
+        results = self._problem.results
+        ours = self._problem.ops[op]
+        made = sum(self._size[t] for t in ours.outputs if self._unread[t] or t in results)
+        freed = sum(
+            self._size[t]
+            for t in ours.inputs
+            if self._made_by[t] >= self._first
+            and t not in results
+            and self._unread[t] - taken[t] == 1
+        )
+        return made - freed
+
+
+def _worth_postponing(
+    problem: Problem, waits: Sequence[Collection[int]], order: Sequence[int]
+) -> list[int]:
+    """The ops that make more bytes than they free, and could run later; most of it first."""
+    place = {op: i for i, op in enumerate(order)}
+    until = _latest_places(waits, place, len(order))
+    last_read: dict[int, list[int]] = {}
+    for op in order:
+        for tensor in problem.ops[op].inputs:
+            last_read.setdefault(tensor, []).append(place[op])
+    sizes = problem.sizes
+    found = []
+    for op in reversed(order):
+        later = until[op]
+        if later <= place[op] + 1:
+            continue
+        one = problem.ops[op]
+        made = int(sizes[list(one.outputs)].sum())
+        held = sum(
+            int(sizes[t])
+            for t in one.inputs
+            if t not in problem.results
+            and all(at < later for at in last_read[t] if at != place[op])
+        )
+        if made > held:
+            found.append((made - held, op))
+            for tensor in one.inputs:  # later ones of the group see that it stays that long
+                last_read[tensor].append(later)
+    return [op for _, op in sorted(found, reverse=True)]
+
+
+def _latest_places(
+    waits: Sequence[Collection[int]], place: dict[int, int], end: int
+) -> dict[int, int]:
+    """Before which place each op must run."""
+    until = dict.fromkeys(place, end)
+    for op, at in place.items():
+        for before in waits[op]:
+            until[before] = min(until[before], at)
+    return until
+
+
+def _with_last(
+    waits: Sequence[Collection[int]], order: Sequence[int], late: Collection[int]
+) -> list[int]:
+    """The order with some ops as late as what waits for them allows."""
+    place = {op: float(i) for i, op in enumerate(order)}
+    moved = set(late)
+    readers: dict[int, list[int]] = {op: [] for op in moved}
+    for op in order:
+        for before in waits[op]:
+            if before in moved:
+                readers[before].append(op)
+    for op in reversed(order):
+        if op in moved:
+            place[op] = min((place[after] for after in readers[op]), default=len(order)) - 0.5
+    return sorted(order, key=place.__getitem__)
+
+
+def _held(problem: Problem, order: Sequence[int]) -> int:
+    """The most bytes of gradients in a backward pass, and of activations from when they are read.
+
+    So it is with every activation recomputed when it is first wanted.
+    """
+    runs = np.asarray(order, dtype=np.int64)
+    count = len(runs)
+    read_at, read_edge = problem.reads.of(runs)
+    made_at, made_edge = problem.makes.of(runs)
+    tensors = np.concatenate([problem.reads.tensor[read_edge], problem.makes.tensor[made_edge]])
+    entries = np.concatenate([read_at, made_at])
+    begins = np.full(len(problem.tensors), count)
+    ends = np.full(len(problem.tensors), -1)
+    np.minimum.at(begins, tensors, entries)
+    np.maximum.at(ends, tensors, entries)
+    used = np.flatnonzero(ends >= 0)
+    ends = np.where(problem.is_result, count - 1, ends)
+    live = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(live, begins[used], problem.sizes[used])
+    np.subtract.at(live, ends[used] + 1, problem.sizes[used])
+    lent = np.zeros(count, dtype=np.int64)
+    read = problem.reads.tensor[read_edge]
+    over = problem.reads.fits[read_edge] & (ends[read] == read_at) & ~problem.is_result[read]
+    np.maximum.at(lent, read_at[over], problem.sizes[read[over]])
+    return int((live[:count].cumsum() + problem.workspaces[runs] - lent).max(initial=0))
