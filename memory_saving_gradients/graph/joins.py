@@ -28,8 +28,8 @@ from memory_saving_gradients.graph.runtimes.runtime import apart
 # Smaller terms take less time to be added than an op takes to be run.
 _LEAST_BYTES = 2**15
 
-# So many terms may wait for a sum that is rounded as in the plain step; where it takes more, they
-# are added as they come.
+# So many terms may wait, for a sum that stays whole or is rounded as in the plain step; where it
+# takes more, they are added as they come.
 _MOST_WAITING = 3
 
 
@@ -37,11 +37,11 @@ def taken_apart(step: BackwardPass, running_sums: bool = True) -> BackwardPass:
     """Has gradients wait no more for one another, as far as the values allow.
 
     A sum stays whole where it is small, where something waits for it by a control edge, and where
-    it has few terms but no order that running sums could take.
+    few terms would wait but in no order that running sums could take.
 
     Args:
         step: a backward pass, as TensorFlow made it.
-        running_sums: whether to put running sums in the place of sums of three terms or more.
+        running_sums: whether to put running sums in the place of sums of many terms.
 
     Returns:
         The backward pass without what was taken apart.
@@ -52,7 +52,8 @@ def taken_apart(step: BackwardPass, running_sums: bool = True) -> BackwardPass:
     for op in handing_on:
         _read_past(op)
     unused = {op.name for op in step.new - step.needed}
-    many = [op for op in step.new & step.needed if op.type == "AddN" and len(op.inputs) > 2]
+    sums_made = (op for op in step.new & step.needed if op.type == "AddN")
+    many = [op for op in sums_made if len(op.inputs) > _MOST_WAITING]
     waited_for = {op for other in step.graph.get_operations() for op in other.control_inputs}
     sums: dict[tf.Operation, tuple[tf.Operation, ...]] = {}
     reordered = []

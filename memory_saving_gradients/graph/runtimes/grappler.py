@@ -54,7 +54,7 @@ def left_alone(reading: Reading) -> set[str]:
                 )
         if _has_common_factor(op):
             found |= {op.name, *(t.op.name for t in op.inputs)}
-    return found
+    return found - {op.name for op in reading.operations if not op.outputs}
 
 
 def updates(reading: Reading) -> set[str]:
