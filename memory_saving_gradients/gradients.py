@@ -38,6 +38,7 @@ def gradients(
     cost_model: str = "analytical",
     batch_size: BatchSize = None,
     verify: bool = False,
+    running_sums: bool = True,
 ) -> list:
     """Differentiates as `tf.gradients` does, in less memory.
 
@@ -77,6 +78,9 @@ def gradients(
         cost_model: "analytical" takes TensorFlow's estimate of each op for `device`; "measured"
             runs the plain step a few times with stand-ins for inputs and variables and takes each
             op's time and scratch space from a trace.
+        running_sums: whether sums of many gradients (of a weight that is read many times) add each
+            as it comes, so that one lives instead of all. Where that is another order than that of
+            the plain step, the sum is equal to rounding, and `plan.labels.reordered` names it.
 
     Returns:
         A list with the gradient of each x: a tensor, an `IndexedSlices`, or None.
@@ -109,6 +113,7 @@ def gradients(
         cost_model=cost_model,
         batch_size=batch_size,
         verify=verify,
+        running_sums=running_sums,
     )
     return differentiated(
         options,

@@ -42,6 +42,7 @@ def save_memory(
     memory_budget: int | str | float | None = None,
     batch_size: BatchSize = None,
     verify: bool = False,
+    running_sums: bool = True,
 ) -> Any:
     """Makes `fit`, `train_on_batch` and custom training steps of a model save memory.
 
@@ -56,6 +57,7 @@ def save_memory(
         memory_budget: the peak of a step to stay within, as in `gradients`.
         batch_size: what to plan for, as in `gradients`; by default what `fit` is given.
         verify: whether to measure a run while the step is traced, as in `gradients`.
+        running_sums: whether to add gradients as they come, as in `gradients`.
 
     Returns:
         The model.
@@ -81,7 +83,13 @@ def save_memory(
         )
     options = None
     if checkpoints is not None:
-        options = Options(checkpoints, memory_budget, batch_size=batch_size, verify=verify)
+        options = Options(
+            checkpoints,
+            memory_budget,
+            batch_size=batch_size,
+            verify=verify,
+            running_sums=running_sums,
+        )
     for name in ("train_step", "fit", "__reduce_ex__", "__deepcopy__"):
         model.__dict__.pop(name, None)
     _plans.pop(model, None)
@@ -134,7 +142,11 @@ def _saving(model: Any, options: Options) -> Callable[..., Any]:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             batch_size = max(1, _fed[model] // replicas)
         with patch(
-            options.checkpoints, options.memory_budget, batch_size, options.verify
+            options.checkpoints,
+            options.memory_budget,
+            batch_size,
+            options.verify,
+            options.running_sums,
         ) as patched:
             patched.plans = plans
             return step(*args, **kwargs)
@@ -183,8 +195,17 @@ def _copied(options: Options, made_from: tuple) -> Any:
     made = make(*arguments)
     if state:
         made.__setstate__(*state)
+    return _with_options(made, options)
+
+
+def _with_options(model: Any, options: Options) -> Any:
     return save_memory(
-        made, options.checkpoints, options.memory_budget, options.batch_size, options.verify
+        model,
+        options.checkpoints,
+        options.memory_budget,
+        options.batch_size,
+        options.verify,
+        options.running_sums,
     )
 
 
@@ -211,9 +232,7 @@ def _cloning(clone_model: Callable[..., Any]) -> Callable[..., Any]:
         options = _options.get(model)
         if options is None:
             return made
-        return save_memory(
-            made, options.checkpoints, options.memory_budget, options.batch_size, options.verify
-        )
+        return _with_options(made, options)
 
     cloned.__dict__["carries_over"] = True
     return cloned

@@ -33,6 +33,7 @@ class patch:
         memory_budget: the peak to stay within, as in `gradients`.
         batch_size: what to plan for where the graph does not tell, as in `gradients`.
         verify: whether to measure a run while the step is traced, as in `gradients`.
+        running_sums: whether to add gradients as they come, as in `gradients`.
 
     Attributes:
         plans: what was planned, newest last.
@@ -56,8 +57,15 @@ class patch:
         memory_budget: int | str | float | None = None,
         batch_size: BatchSize = None,
         verify: bool = False,
+        running_sums: bool = True,
     ) -> None:
-        self.options = Options(checkpoints, memory_budget, batch_size=batch_size, verify=verify)
+        self.options = Options(
+            checkpoints,
+            memory_budget,
+            batch_size=batch_size,
+            verify=verify,
+            running_sums=running_sums,
+        )
         self.plans: list[Plan] = []
         #: In a `with` block: the threads, beside its own, that it does not cover.
         self._others: weakref.WeakSet[threading.Thread] | None = None

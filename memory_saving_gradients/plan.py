@@ -170,7 +170,8 @@ class Plan:
         """
         content = dataclasses.asdict(self)
         content["problem"]["results"] = sorted(self.problem.results)
-        content["labels"]["of_weights"] = sorted(self.labels.of_weights)
+        for name in _SETS:
+            content["labels"][name] = sorted(content["labels"][name])
         target = Path(path)
         unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
         try:
@@ -201,7 +202,7 @@ class Plan:
                 results=frozenset(problem["results"]),
                 as_executed=tuple(problem["as_executed"]),
             )
-            content["labels"] = Labels(**labels | {"of_weights": frozenset(labels["of_weights"])})
+            content["labels"] = Labels(**labels | {n: frozenset(labels[n]) for n in _SETS})
             return cls(**{name: _tuples(value) for name, value in content.items()})
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
@@ -355,7 +356,10 @@ class Plan:
 
 
 # The version of the file format.
-_FORMAT = 3
+_FORMAT = 4
+
+# The labels that are sets.
+_SETS = ("of_weights", "sums", "updates")
 
 
 def _tuples(value: Any) -> Any:

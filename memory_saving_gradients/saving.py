@@ -133,7 +133,7 @@ def differentiate(
         return grads
     moved = _save_memory([asked])
     return tf.nest.map_structure(
-        lambda t: moved.get(getattr(t, "name", None), t), grads, expand_composites=True
+        lambda t: moved.get(getattr(t, "name", ""), t), grads, expand_composites=True
     )
 
 

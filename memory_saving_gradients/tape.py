@@ -38,6 +38,7 @@ class GradientTape(tf.GradientTape):
         memory_budget: the peak to stay within, as in `gradients`.
         batch_size: what to plan for where the graph does not tell, as in `gradients`.
         verify: whether to measure a run while the step is traced, as in `gradients`.
+        running_sums: whether to add gradients as they come, as in `gradients`.
 
     Raises:
         TypeError: an option is of a wrong type.
@@ -64,10 +65,15 @@ class GradientTape(tf.GradientTape):
         memory_budget: int | str | float | None = None,
         batch_size: BatchSize = None,
         verify: bool = False,
+        running_sums: bool = True,
     ) -> None:
         super().__init__(persistent, watch_accessed_variables)
         self._options: Options | None = Options(
-            checkpoints, memory_budget, batch_size=batch_size, verify=verify
+            checkpoints,
+            memory_budget,
+            batch_size=batch_size,
+            verify=verify,
+            running_sums=running_sums,
         )
         self._inlined = contextlib.ExitStack()
 

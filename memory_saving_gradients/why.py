@@ -41,7 +41,7 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
     workspace = problem.ops[schedule[entry]].workspace
     scratch = f" It takes {workspace / 1e6:.1f} MB of scratch space." if workspace else ""
     all_bytes = sum(problem.tensors[t].bytes for t in held) + workspace
-    weights = sum(problem.tensors[t].bytes for t in held if t in reading.of_weights)
+    weights = sum(problem.tensors[t].bytes for t in held if t in reading.roles.of_weights)
     target = reading.step.target
     ways = [f"allow at least {_said(simulation.peak)}"]
     if bounded:

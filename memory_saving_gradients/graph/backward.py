@@ -182,12 +182,16 @@ def _with(
         read_again: what a forward pass waits for.
     """
     known = {*one.needed, *one.new, *beside, *read_again}
-    after = set()
-    for op in one.graph.get_operations():
-        waits = op in leads and op not in known
-        if waits and order.waits_for(op) <= known and not _is_read_in_calls(op, one):
-            known.add(op)
-            after.add(op)
+    after: set[tf.Operation] = set()
+    left = [op for op in one.graph.get_operations() if op in leads and op not in known]
+    left = [op for op in left if not _is_read_in_calls(op, one)]
+    before = -1
+    while before < len(after):  # few wait for what was made later
+        before = len(after)
+        for op in left:
+            if op not in after and order.waits_for(op) <= known:
+                after.add(op)
+                known.add(op)
     names = tf_private.returned(one.graph)
     return dataclasses.replace(
         one,

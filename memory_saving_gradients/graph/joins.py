@@ -16,6 +16,7 @@ that we see what waits for what, it is taken out before.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 
 import tensorflow as tf
@@ -27,6 +28,10 @@ from memory_saving_gradients.graph.runtimes.runtime import apart
 
 # Smaller terms take less time to be added than an op takes to be run.
 _LEAST_BYTES = 2**15
+
+# The kernel adds so many terms to one another before it adds them to the sum of those before; what
+# is left over comes first, with as many as make it two at least.
+_AT_A_TIME = 8
 
 # So many terms may wait, for a sum that stays whole or is rounded as in the plain step; where it
 # takes more, they are added as they come.
@@ -138,17 +143,22 @@ def _only_reader(tensor: tf.Tensor, results: Collection[str]) -> bool:
 
 def _running(op: tf.Operation, terms: Sequence[tf.Tensor]) -> tuple[tf.Operation, ...]:
     """Adds running sums to the graph and has all that reads the sum read the last of them."""
-    total = op.outputs[0]
-    first, *others = terms
-    chain = []
+    total, made = op.outputs[0], []
+
+    def added(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        both = tf.raw_ops.AddN(inputs=[one, other], name="running")
+        both.set_shape(total.shape)
+        tf_private.set_unmerged(both.op)
+        if groups := tf_private.colocation(op):
+            tf_private.set_colocation(both.op, groups)
+        made.append(both.op)
+        return both
+
+    first = (len(terms) - 2) % _AT_A_TIME + 2
+    rest = [terms[i : i + _AT_A_TIME] for i in range(first, len(terms), _AT_A_TIME)]
     with apart(op.graph, f"{op.name}/"), op.graph.device(op.device):
-        for term in others:
-            first = tf.raw_ops.AddN(inputs=[first, term], name="running")
-            first.set_shape(total.shape)
-            chain.append(first.op)
-            tf_private.set_unmerged(first.op)
-            if groups := tf_private.colocation(op):
-                tf_private.set_colocation(first.op, groups)
-    tf_private.add_control_inputs(chain[0], op.control_inputs)
-    _reroute(total, first)
-    return tuple(chain)
+        parts = [functools.reduce(added, part) for part in (terms[:first], *rest)]
+        last = functools.reduce(added, parts)
+    tf_private.add_control_inputs(made[0], op.control_inputs)
+    _reroute(total, last)
+    return tuple(made)

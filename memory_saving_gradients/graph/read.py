@@ -15,6 +15,7 @@ from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.buffers import Buffers
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.origin import origin
+from memory_saving_gradients.graph.roles import Roles, roles_of
 from memory_saving_gradients.graph.runtimes.runtime import Runtime
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.graph.trace import measure_ops
@@ -27,7 +28,6 @@ from memory_saving_gradients.planning.simulate import plain_peak, simulate
 _SWITCHES = frozenset({"Switch", "RefSwitch"})
 _BEGINS = _SWITCHES | {"Enter", "RefEnter"}
 _ENDS = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
-_READS = frozenset({"ReadVariableOp", "VariableV2", "Variable"})
 _COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
 _SIDE_EFFECTS = frozenset({"PyFuncStateless", "EagerPyFunc", "PyFunc"})
 
@@ -42,8 +42,7 @@ class Reading:
         operations: the operation of every op of the problem.
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
-        of_weights: the tensors, by index, of the backward pass that have the shape of a
-            variable: gradients of weights, mostly.
+        roles: what the labels say of tensors of the backward pass, by index.
         perhaps: the peak of another course that the plain step may take, sometimes the real one.
         new: names of the ops that differentiation made and the step needs.
         unused: names of the ops that differentiation made in vain.
@@ -59,7 +58,7 @@ class Reading:
     problem: Problem
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
-    of_weights: frozenset[int]
+    roles: Roles
     perhaps: int
     new: frozenset[str]
     unused: frozenset[str]
@@ -78,7 +77,11 @@ class Reading:
             origins=tuple(map(origin, self.operations)),
             shapes=tuple(None if s.rank is None else tuple(s.as_list()) for s, _ in tensors),
             dtypes=tuple(dtype for _, dtype in tensors),
-            of_weights=self.of_weights,
+            of_weights=self.roles.of_weights,
+            sums=self.roles.sums,
+            updates=self.roles.updates,
+            waited_for=self.roles.waited_for,
+            reordered=self.step.reordered,
         )
 
 
@@ -155,7 +158,7 @@ def read(
     index_of = {op: i for i, op in enumerate(kept_ops)}
 
     place = {op: i for i, op in enumerate(ordered)}
-    plain = list(nx.lexicographical_topological_sort(executed, key=place.__getitem__))
+    plain = list(nx.lexicographical_topological_sort(executed, key=lambda op: place.get(op, 0)))
 
     def course(early_last: bool) -> tuple[int, ...]:
         events = runtime.order(executed, plain, seconds, early_last)
@@ -172,7 +175,7 @@ def read(
         problem=problem,
         operations=kept_ops,
         tensor_of=tensor_of,
-        of_weights=_of_weights(operations, backward, tensor_of, shapes),
+        roles=roles_of(step, operations, backward, tensor_of, shapes),
         perhaps=plain_peak(other),
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
@@ -192,7 +195,8 @@ def _as_run(
     """
     executed = graph.copy()
     for whole, running in step.sums:
-        executed.add_edges_from((t.op, running[0]) for t in whole.inputs)
+        executed.add_edges_from((t.op, whole) for t in whole.inputs)
+        executed.add_edges_from((whole, op) for op in running)
     inputs: dict[tf.Operation, list[tf.Tensor]] = {}
     for op, reader in early.items():
         late, other = op.inputs
@@ -273,19 +277,6 @@ def _numbered(
                 tensors.append(Tensor(shown.name, buffers.bytes(shown)))
             tensor_of[tensor.name] = tensor_of[shown.name]
     return tensor_of, tensors
-
-
-def _of_weights(
-    operations: Sequence[tf.Operation],
-    backward: Container[tf.Operation],
-    tensor_of: dict[str, int],
-    shapes: Shapes,
-) -> frozenset[int]:
-    """The tensors of the backward pass that have the shape of a variable."""
-    reads = [t for op in operations if op.type in _READS for t in op.outputs]
-    of_variables = {tuple(shapes(t)) for t in reads}
-    made = (t for op in operations if op in backward for t in op.outputs if t.name in tensor_of)
-    return frozenset(tensor_of[t.name] for t in made if tuple(shapes(t)) in of_variables)
 
 
 def _called(

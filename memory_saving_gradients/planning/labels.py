@@ -20,6 +20,12 @@ class Labels:
         dtypes: the dtype of each tensor, such as "float32".
         of_weights: the tensors of the backward pass that have the shape of a variable: gradients
             of weights, mostly.
+        sums: the tensors that are sums of gradients.
+        updates: the tensors that what comes after the backward pass makes: updates of variables.
+        waited_for: the name of the op that needs most gradients, and that updates of variables wait
+            for, such as a global norm; empty for none.
+        reordered: the names of sums that add their terms in another order than in the plain step,
+            so that they are equal to it to rounding only.
     """
 
     types: tuple[str, ...] = ()
@@ -27,6 +33,10 @@ class Labels:
     shapes: tuple[tuple[int | None, ...] | None, ...] = ()
     dtypes: tuple[str, ...] = ()
     of_weights: frozenset[int] = frozenset()
+    sums: frozenset[int] = frozenset()
+    updates: frozenset[int] = frozenset()
+    waited_for: str = ""
+    reordered: tuple[str, ...] = ()
 
     @functools.cached_property
     def common(self) -> str:

@@ -113,22 +113,29 @@ class _Together:
         taken: collections.Counter[int] = collections.Counter()
         found: list[int] = []
         net = 0
-        waiting = group[::-1]
-        while waiting:  # each with what follows it, before the next
-            op = waiting.pop()
-            added = self._net(op, taken)
-            if op in found or (op not in group and added > 0):
-                continue
-            net += added
-            found.append(op)
-            taken.update(self._problem.ops[op].inputs)
-            inside = set(found)
-            waiting.extend(
-                after
-                for after in self._after[op]
-                if after not in inside and self._may_run(after, inside)
-            )
+        for op in group:
+            for one in (op, *self._dying(op, found, taken)):
+                net += self._net(one, taken)
+                taken.update(self._problem.ops[one].inputs)
+                found.append(one)
         return found if net <= 0 else []
+
+    def _dying(self, op: int, before: Sequence[int], taken: collections.Counter[int]) -> list[int]:
+        """What follows an op up to where bytes are freed: the rest of an update, the next sum."""
+        inside, taken = {*before, op}, taken + collections.Counter(self._problem.ops[op].inputs)
+        found: list[int] = []
+        net = 0
+        while net >= 0:
+            after = [i for i in self._after[op] if i not in inside and self._may_run(i, inside)]
+            after = [i for i in after if self._net(i, taken) <= 0]
+            if not after:
+                return []
+            op = after[0]
+            net += self._net(op, taken)
+            taken.update(self._problem.ops[op].inputs)
+            found.append(op)
+            inside.add(op)
+        return found
 
     def _may_run(self, op: int, inside: Collection[int]) -> bool:
         if min(self._activations(op), default=self._latest) < self._latest:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 
+from memory_saving_gradients.planning.labels import Labels
 from memory_saving_gradients.planning.problem import Schedule, baseline, copied
 from memory_saving_gradients.planning.simulate import simulate
 
@@ -22,6 +23,8 @@ KEPT = "kept activation"
 RECOMPUTED = "recomputed activation"
 GRADIENT = "gradient"
 OF_WEIGHTS = "gradient of weights"
+SUM = "sum of gradients"
+UPDATE = "update of variables"
 SCRATCH = "scratch space"
 
 #: Why a tensor is kept that the backward pass reads before anything runs again.
@@ -196,7 +199,7 @@ def moment(plan: Plan, schedule: Schedule) -> Moment:
         t = int(simulation.tensor[copy])
         maker = problem.made_by[t]
         if problem.ops[maker].backward:
-            kind = OF_WEIGHTS if t in labels.of_weights else GRADIENT
+            kind = _kind_of_gradient(labels, t)
         elif not simulation.is_first_copy[copy]:
             kind = RECOMPUTED
         else:
@@ -213,6 +216,25 @@ def moment(plan: Plan, schedule: Schedule) -> Moment:
         bytes=simulation.peak,
         held=tuple(Held(*key, size) for key, size in sums.most_common()),
     )
+
+
+def _kind_of_gradient(labels: Labels, tensor: int) -> str:
+    if tensor in labels.updates:
+        return UPDATE
+    if tensor in labels.of_weights:
+        return OF_WEIGHTS
+    return SUM if tensor in labels.sums else GRADIENT
+
+
+def most_of_weights(plan: Plan) -> int:
+    """The most bytes of gradients of weights that are alive at once."""
+    simulation = simulate(plan.problem, plan.schedule)
+    live = np.zeros(len(simulation.timeline) + 2, dtype=np.int64)
+    ours = np.isin(simulation.tensor, [*plan.labels.of_weights])
+    sizes = plan.problem.sizes[simulation.tensor[ours]]
+    np.add.at(live, simulation.made[ours], sizes)
+    np.subtract.at(live, simulation.last[ours] + 1, sizes)
+    return int(live.cumsum().max(initial=0))
 
 
 def layer(plan: Plan, op: int) -> str:

@@ -26,6 +26,14 @@ _TRY = {
         "these are gradients of activations, which live for a moment but are large. Try a smaller "
         "batch, or compute the layer in parts (of the sequence, of the classes)"
     ),
+    facts.SUM: (
+        "these are sums over all that reads a tensor. Try to read it in fewer places, or a smaller "
+        "batch"
+    ),
+    facts.UPDATE: (
+        "the optimizer takes these for its largest variable. Try one that keeps less (SGD), or "
+        "parts of that variable"
+    ),
     facts.RECOMPUTED: (
         "these run again at once, as nothing between them is kept. Try checkpoints between them, "
         "or a memory_budget, which may run ops more often"

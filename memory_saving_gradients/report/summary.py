@@ -175,6 +175,7 @@ def _peak(parts: list[facts.Segment], peak: facts.Moment) -> RenderableType:
 
 def _totals(plan: Plan, parts: list[facts.Segment]) -> RenderableType:
     ratio = plan.baseline_peak_bytes / max(plan.peak_bytes, 1)
+    labels = plan.labels
     lines = {
         "plain peak": f"{_mb(plan.baseline_peak_bytes)} MB",
         "peak": f"{_mb(plan.peak_bytes)} MB ({ratio:.2f}x less), as predicted",
@@ -182,11 +183,17 @@ def _totals(plan: Plan, parts: list[facts.Segment]) -> RenderableType:
         "budget": f"{_mb(plan.budget_bytes or 0)} MB",
         "extra cost": f"{plan.overhead:.1%} of the step's estimated time, "
         f"{len(plan.recomputed)} ops in {len(parts)} segments",
+        "updates": f"wait for {labels.waited_for}: {_mb(facts.most_of_weights(plan))} MB of "
+        "gradients of weights live at once",
+        "sums": f"{len(labels.reordered)} of many gradients, added as they come: equal to those of "
+        "the plain step to rounding",
         "batch": f"{plan.batch_size}{' (assumed: say batch_size=)' if plan.batch_assumed else ''}",
     }
     absent = {
         "measured peak": plan.measured_peak_bytes is None,
         "budget": plan.budget_bytes is None,
+        "updates": not labels.waited_for,
+        "sums": not labels.reordered,
         "batch": plan.batch_size is None,
     }
     shown = {name: line for name, line in lines.items() if not absent.get(name)}

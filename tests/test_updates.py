@@ -1,0 +1,128 @@
+"""The whole training step is planned: updates of variables come as their gradients do."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import memory_saving_gradients as msg
+from memory_saving_gradients import measure
+from memory_saving_gradients.report import facts
+
+WIDTH, LAYERS, BATCH = 512, 8, 16
+WEIGHTS = LAYERS * WIDTH * WIDTH * 4  # bytes
+
+OPTIMIZERS = {
+    "sgd": functools.partial(keras.optimizers.SGD, 0.01),
+    "momentum": functools.partial(keras.optimizers.SGD, 0.01, momentum=0.9),
+    "nesterov": functools.partial(keras.optimizers.SGD, 0.01, momentum=0.9, nesterov=True),
+    "adam": keras.optimizers.Adam,
+    "amsgrad": functools.partial(keras.optimizers.Adam, amsgrad=True),
+    "adamw": keras.optimizers.AdamW,
+    "rmsprop": functools.partial(keras.optimizers.RMSprop, momentum=0.5, centered=True),
+    "adagrad": keras.optimizers.Adagrad,
+    "lion": keras.optimizers.Lion,
+    "clipped": functools.partial(keras.optimizers.Adam, global_clipnorm=0.1),
+    "clipped_each": functools.partial(keras.optimizers.Adam, clipnorm=0.1),
+    "averaged": functools.partial(keras.optimizers.Adam, use_ema=True),
+    "accumulated": functools.partial(keras.optimizers.Adam, gradient_accumulation_steps=2),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
+}
+
+# All gradients wait for one another, or none does in the plain step either.
+SAVING_NOTHING = ("accumulated", "scaled")
+
+
+def make_model(optimizer, saves):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    dense = [layers.Dense(WIDTH, "tanh") for _ in range(LAYERS)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *dense])
+    model.compile(OPTIMIZERS[optimizer](), "mse", jit_compile=False)
+    return msg.keras.save_memory(model) if saves else model
+
+
+def batch():
+    return np.random.default_rng(0).standard_normal((2, BATCH, WIDTH), dtype=np.float32)
+
+
+def trained(optimizer, saves):
+    """All variables after three steps, and the model."""
+    model = make_model(optimizer, saves)
+    x, y = batch()
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    return [np.array(v) for v in (*model.weights, *model.optimizer.variables)], model
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_all_variables_are_updated_alike_bit_for_bit(optimizer):
+    plain, _ = trained(optimizer, False)
+    ours, model = trained(optimizer, True)
+    assert msg.keras.get_plans(model) or optimizer in SAVING_NOTHING
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_gradient_dies_when_its_variable_is_updated():
+    plan = msg.keras.get_plans(trained("adam", True)[1])[-1]
+    assert plan.labels.waited_for == ""
+    assert facts.most_of_weights(plan) < 0.4 * WEIGHTS
+    assert facts.UPDATE in facts.at_peak(plan).by_kind
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_what_waits_for_a_global_norm_is_said(capsys):
+    plan = msg.keras.get_plans(trained("clipped", True)[1])[-1]
+    assert plan.labels.waited_for
+    assert facts.most_of_weights(plan) >= 0.9 * WEIGHTS
+    plan.summary()
+    assert plan.labels.waited_for in capsys.readouterr().out
+
+
+def make_step(optimizer, saves):
+    model = make_model(optimizer, saves)
+    return functools.partial(model.train_on_batch, *batch())
+
+
+def test_measured_in_a_default_process():
+    plain = measure.function_peak(make_step, "clipped", False)
+    ours = measure.function_peak(make_step, "adam", True)
+    assert plain > 0.9 * WEIGHTS  # all gradients wait for the norm
+    assert ours < 0.7 * WEIGHTS
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_function_of_ones_own_under_our_tape():
+    """And what it returns lives: a gradient, and an activation."""
+    weights = [tf.Variable(tf.eye(WIDTH) * 0.5) for _ in range(LAYERS)]
+    start = [w.numpy() for w in weights]
+
+    def step(tape_class, x):
+        with tape_class() as tape:
+            h = x
+            for w in weights:
+                h = tf.tanh(h @ w)
+            loss = tf.reduce_mean(tf.square(h))
+        grads = tape.gradient(loss, weights)
+        for w, g in zip(weights, grads, strict=True):
+            w.assign_sub(0.1 * g + 0.01 * w)
+        return grads[3], h
+
+    found = []
+    for tape_class in (tf.GradientTape, msg.GradientTape):
+        for w, value in zip(weights, start, strict=True):
+            w.assign(value)
+        function = tf.function(functools.partial(step, tape_class), autograph=False)
+        concrete = function.get_concrete_function(tf.TensorSpec((BATCH, WIDTH)))
+        returned = concrete(tf.constant(batch()[0]))
+        found.append([*(r.numpy() for r in returned), *(w.numpy() for w in weights)])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    (plan,) = msg.get_plans(concrete.graph)
+    assert len(plan.problem.results) == 2
