@@ -16,6 +16,7 @@ from memory_saving_gradients.gradients import differentiated
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.options import BatchSize, Options
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.saving import plan_updates
 from memory_saving_gradients.tape import GradientTape
 
 
@@ -23,10 +24,13 @@ class patch:
     """Makes TensorFlow's own gradients save memory.
 
     It replaces `tf.gradients`, `tf.compat.v1.gradients`, what the `tf.compat.v1` optimizers call,
-    and `tf.GradientTape`, which the training steps of Keras use. A call patches the process until
-    `undo()`. A `with` block patches the thread that runs it, and threads that start within it. What
-    is *traced* while patched saves memory; a `tf.function` that was traced before stays as it was.
-    The innermost `with` block counts; without one, the latest call.
+    and `tf.GradientTape`, which the training steps of Keras use. What `minimize` or
+    `apply_gradients` of a `tf.compat.v1` optimizer makes is planned with the step.
+
+    A call patches the process until `undo()`. A `with` block patches the thread that runs it, and
+    threads that start within it. What is *traced* while patched saves memory; a `tf.function` that
+    was traced before stays as it was. The innermost `with` block counts; without one, the latest
+    call.
 
     Args:
         checkpoints: which forward tensors to keep, as in `gradients`.
@@ -118,7 +122,7 @@ def _install() -> None:
         return
     for module, name in tf_private.gradient_functions():
         before = getattr(module, name)
-        ours = PatchedTape if name == "GradientTape" else _patched(before)
+        ours = _OURS.get(name, _patched)(before)
         _found.append((module, name, before, ours))
     for module, name, _, ours in _found:
         setattr(module, name, ours)
@@ -149,6 +153,19 @@ def _patched(before: Callable) -> Callable:
     return patched
 
 
+def _applying(before: Callable) -> Callable:
+    """`apply_gradients` of the `tf.compat.v1` optimizers: what it updates is planned, too."""
+
+    @functools.wraps(before)
+    def apply_gradients(*args: Any, **kwargs: Any) -> Any:
+        updates = before(*args, **kwargs)
+        if _active() is not None and isinstance(updates, tf.Operation):
+            plan_updates(updates)
+        return updates
+
+    return apply_gradients
+
+
 class PatchedTape(GradientTape):
     """What `tf.GradientTape` is while it is patched."""
 
@@ -161,3 +178,10 @@ class PatchedTape(GradientTape):
     def _planned(self, plan: Plan) -> None:
         if self._patch:
             self._patch.plans.append(plan)
+
+
+#: What takes the place of TensorFlow's functions other than those that differentiate, by name.
+_OURS: dict[str, Callable[[Any], Any]] = {
+    "GradientTape": lambda before: PatchedTape,
+    "apply_gradients": _applying,
+}

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -31,7 +31,12 @@ from memory_saving_gradients.decide import (
     peak,
 )
 from memory_saving_gradients.graph import tf_private
-from memory_saving_gradients.graph.backward import BackwardPass, share_activations, whole_step
+from memory_saving_gradients.graph.backward import (
+    BackwardPass,
+    share_activations,
+    whole_step,
+    with_updates,
+)
 from memory_saving_gradients.graph.branches import has_branches, recompute_inside
 from memory_saving_gradients.graph.joins import taken_apart
 from memory_saving_gradients.graph.read import Reading, read
@@ -57,6 +62,10 @@ STRICT = "MEMORY_SAVING_GRADIENTS_STRICT"
 
 logger = logging.getLogger("memory_saving_gradients")
 
+#: What takes back edits of a graph, oldest first.
+Edits: TypeAlias = list[Callable[[], object]]
+
+# `graphs`: those that are being differentiated; `last`: the last step of a v1 graph, and the edits.
 _under_way = threading.local()
 
 _looked_at: contextvars.ContextVar[list[tuple[BackwardPass, Wish]] | None]
@@ -143,6 +152,25 @@ def _tensors(grads: Any, graph: tf.Graph) -> list[tf.Tensor]:
     return [t for t in flat if getattr(t, "graph", None) is graph]
 
 
+def plan_updates(updates: tf.Operation) -> None:
+    """Plans the last step of a v1 graph anew, with the ops that update its variables.
+
+    Args:
+        updates: what an optimizer made of the gradients.
+    """
+    last, _under_way.last = getattr(_under_way, "last", None), None
+    if last is None or last[0].backward.graph is not updates.graph:
+        return
+    asked, edits = last
+    step = with_updates(asked.backward, updates)
+    if step.after.isdisjoint(r for t in step.results for r in t.consumers()):
+        return
+    for take_back in reversed(edits):
+        take_back()
+    _save_memory([dataclasses.replace(asked, backward=step)])
+    _under_way.last = None
+
+
 def _finish_trace(asked: list[_Asked]) -> None:
     """Rewrites the step that has been traced."""
     traced = [
@@ -181,7 +209,10 @@ def _save_memory(asked: Sequence[_Asked]) -> dict[str, tf.Tensor]:
         warn(_what_broke(error))
         return {}
     moved: dict[str, tf.Tensor] = {}
-    for one, step, plan, saves in outcomes:
+    _under_way.last = None
+    for one, step, plan, saves, edits in outcomes:
+        if not step.traced:
+            _under_way.last = dataclasses.replace(one, backward=step), edits
         pairs = zip(one.backward.results, step.results, strict=True)
         moved |= {before.name: after for before, after in pairs if before is not after}
         logger.info("%s%s", plan, "" if saves else " (not applied)")
@@ -260,8 +291,8 @@ def _call_each(functions: Iterable[Callable[[Plan], object]], plan: Plan) -> Non
 
 def _plan_and_rewrite(
     groups: Sequence[_Asked],
-) -> Iterator[tuple[_Asked, BackwardPass, Plan, bool]]:
-    """Each backward pass, as it is now, with its plan and whether that saves memory."""
+) -> Iterator[tuple[_Asked, BackwardPass, Plan, bool, Edits]]:
+    """Each backward pass, as it is now, with its plan, whether that saves memory, and the edits."""
     highest = 0
     if len(groups) > 1 and any(isinstance(one.wish.budget, float) for one in groups):
         readings = (read(one.backward, sizes=one.wish.sizes) for one in groups)
@@ -274,24 +305,26 @@ def _plan_and_rewrite(
         with shown(f"memory_saving_gradients: planning {len(one.backward.needed)} ops"):
             try:
                 with tf_private.all_or_nothing():
-                    step, plan = _plan_and_rewrite_one(one.backward, wish)
+                    step = taken_apart(one.backward, wish.running_sums)
+                    with tf_private.all_or_nothing() as edits:
+                        plan = _plan_and_rewrite_one(step, wish)
                 saves = True
             except _SavesNothing as nothing:
-                step, plan, saves = one.backward, nothing.plan, False
-        yield one, step, dataclasses.replace(plan, seconds=time.perf_counter() - began), saves
+                step, plan, saves, edits = one.backward, nothing.plan, False, []
+        plan = dataclasses.replace(plan, seconds=time.perf_counter() - began)
+        yield one, step, plan, saves, edits
 
 
-def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> tuple[BackwardPass, Plan]:
-    """The step as it is rewritten, and by which plan."""
-    step = taken_apart(step, wish.running_sums)
+def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> Plan:
+    """The plan by which the step is rewritten."""
     reading = read(step, wish.cost_model, wish.sizes)
     if _asks_for_branches(wish, reading):
         with contextlib.suppress(_NoBetter):
-            return step, _plan_with_branches(step, wish, reading)
+            return _plan_with_branches(step, wish, reading)
     reading, plan, saves = _decided(reading, wish)
     if not saves:
         raise _SavesNothing(plan)
-    return step, apply(reading, plan, wish)
+    return apply(reading, plan, wish)
 
 
 class _SavesNothing(Exception):

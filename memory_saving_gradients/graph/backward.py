@@ -167,6 +167,20 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     return found
 
 
+def with_updates(one: BackwardPass, updates: tf.Operation) -> BackwardPass:
+    """A backward pass of a v1 graph with the ops after it; nothing lives to the end of the step.
+
+    Args:
+        one: the backward pass.
+        updates: what its gradients are for: the op of an optimizer that updates variables.
+    """
+    after = frozenset(order.dependencies([updates])) - one.needed - one.new
+    touched = (t for op in after for t in (*op.inputs, *op.outputs))
+    if any(map(tf_private.is_reference, touched)):
+        return one  # nothing keeps such a variable from being read while it is written to
+    return dataclasses.replace(one, after=after, kept=())
+
+
 def _with(
     one: BackwardPass,
     beside: Collection[tf.Operation],

@@ -82,8 +82,8 @@ def taken_apart(step: BackwardPass, running_sums: bool = True) -> BackwardPass:
         new=step.new | made,
         needed=(step.needed - sums.keys()) | made,
         after=step.after - handing_on,
-        sums=tuple(sums.items()),
-        reordered=tuple(reordered),
+        sums=(*step.sums, *sums.items()),
+        reordered=(*step.reordered, *reordered),
     )
 
 

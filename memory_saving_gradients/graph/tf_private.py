@@ -34,6 +34,7 @@ from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import item as grappler_item
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2, gradients
+from tensorflow.python.training import optimizer
 
 
 def onednn_enabled() -> bool:
@@ -99,15 +100,17 @@ _PUBLIC = re.compile(r"tensorflow(\._api\.v2)?(\.compat\.v[12])*(\.autodiff)?")
 
 
 def gradient_functions() -> list[tuple[Any, str]]:
-    """(module, name) of all by which TensorFlow, its optimizers and Keras call for gradients.
+    """(module, name) of all by which TensorFlow, its optimizers and Keras get or apply gradients.
 
     Of `tf.compat.v1` there can be several modules (another one once `tf_keras` is imported): all
     that are loaded count. `ops.gradients.gradients` and `eager.backprop.GradientTape` are what the
-    optimizers of `tf.compat.v1` call: 1.15 on.
+    optimizers of `tf.compat.v1` call: 1.15 on. `training.optimizer.Optimizer` is what they are: 1.0
+    on.
     """
     public = [module for name, module in [*sys.modules.items()] if _PUBLIC.fullmatch(name)]
     functions = [(module, "gradients") for module in [*public, gradients]]
     functions += [(module, "GradientTape") for module in [*public, backprop]]
+    functions.append((optimizer.Optimizer, "apply_gradients"))
     return [(module, name) for module, name in functions if hasattr(module, name)]
 
 
@@ -223,16 +226,17 @@ _undo = threading.local()  # `edits`: what takes back the edits of this thread, 
 
 
 @contextlib.contextmanager
-def all_or_nothing() -> Iterator[None]:
+def all_or_nothing() -> Iterator[list[Callable[[], object]]]:
     """Within it, an error takes back what the functions below did to ops.
 
-    TensorFlow cannot remove ops that were made; nothing reads those.
+    TensorFlow cannot remove ops that were made; nothing reads those. The list is of what takes back
+    the edits, to be called newest first.
     """
     around = getattr(_undo, "edits", None)
     edits: list[Callable[[], object]] = []
     _undo.edits = edits
     try:
-        yield
+        yield edits
         if around is not None:
             around.extend(edits)
     except BaseException:
