@@ -12,7 +12,7 @@ BOARD = ["tensorboard"]
 
 setup(
     name="memory_saving_gradients",
-    version="1.1.0",
+    version="1.2.0",
     description="Train networks that do not fit into memory, on TensorFlow",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -32,9 +32,9 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
     """
     written = reading.step.graph.as_graph_def()
     step = reading.step
-    kept = [t.name for t in step.to_end]
+    fetches = [t.name for t in step.results]
     try:
-        optimized = tf_private.optimized(written, [*kept, *(op.name for op in step.ends)])
+        optimized = tf_private.optimized(written, fetches)
     except tf.errors.OpError:
         return 0
     sizes: dict[str, int] = {}
@@ -46,14 +46,14 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
         for t in reading.problem.ops[index].outputs:
             tensor = reading.problem.tensors[t]
             sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
-    needed = {op.name for op in order.dependencies(step.ends)}
-    planned = _peak([n for n in written.node if n.name in needed], kept, place, sizes)
-    return max(0, _peak(optimized.node, kept, place, sizes) - planned)
+    needed = {op.name for op in order.dependencies(t.op for t in step.results)}
+    planned = _peak([n for n in written.node if n.name in needed], fetches, place, sizes)
+    return max(0, _peak(optimized.node, fetches, place, sizes) - planned)
 
 
 def _peak(
     nodes: Sequence[tf.compat.v1.NodeDef],
-    kept: Sequence[str],
+    fetches: Sequence[str],
     place: Mapping[str, int],
     sizes: Mapping[str, int],
 ) -> int:
@@ -86,7 +86,7 @@ def _peak(
         for tensor in read:
             over = node.op in kinds.IN_PLACE and size.get(made) == size.get(tensor)
             read_last[tensor] = max(read_last.get(tensor, (0, False)), (at[name], over))
-    for name in kept:
+    for name in fetches:
         read_last[owner.get(name, name)] = end_of_step, False
     live = np.zeros(end_of_step + 2, dtype=np.int64)
     for tensor, (end, over) in read_last.items():
