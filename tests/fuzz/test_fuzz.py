@@ -140,7 +140,7 @@ def check(graph):
         edges.add_edges_from((t.op.name, op.name) for t in op.inputs if t.op.type not in BACK_EDGES)
         edges.add_edges_from((before.name, op.name) for before in op.control_inputs)
     assert nx.is_directed_acyclic_graph(edges)
-    if len(rehearsed) > 1:  # an attempt was taken back, and TensorFlow cannot remove its copies
+    if any(rehearsed):  # an attempt was taken back, and TensorFlow cannot remove its copies
         return
     loose = [name for name in edges if COPY in name and not edges.out_degree(name)]
     assert not loose
