@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.decide import decide
 from memory_saving_gradients.graph.backward import BackwardPass
+from memory_saving_gradients.graph.joins import taken_apart
 from memory_saving_gradients.graph.read import Reading, read
 from memory_saving_gradients.graph.shapes import InputSizes
 from memory_saving_gradients.options import Options, Wish
@@ -99,7 +100,7 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
     captured = {id(tensor) for tensor in traced.captured_inputs}
     inputs = [t for t in traced.inputs if id(t) not in captured and t.dtype != tf.resource]
     return Step(
-        passes=list(passes),
+        passes=[(taken_apart(one, wish.running_sums), wish) for one, wish in passes],
         variables_bytes=sum(_bytes(v.shape, v.dtype) for v in traced.graph.variables),
         example_bytes=sum(
             _bytes(t.shape[1:], t.dtype) for t in inputs if t.shape.rank and t.shape[0] is None

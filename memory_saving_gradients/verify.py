@@ -12,7 +12,7 @@ from memory_saving_gradients.graph import order, tf_private
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.graph.rewrite import rewrite
 from memory_saving_gradients.graph.shapes import Shapes
-from memory_saving_gradients.graph.trace import stand_ins
+from memory_saving_gradients.graph.trace import CannotMeasure, stand_ins
 from memory_saving_gradients.measure import session_peak
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
@@ -52,8 +52,13 @@ def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
     """
     runtime, budget = reading.step.runtime, plan.budget_bytes
     if wish.verify and runtime.runs_in_sessions:
-        return _held(reading, plan, wish, budget, lambda plan, nodes: _measured(reading, plan))
-    if wish.verify:
+        try:
+            return _held(reading, plan, wish, budget, lambda plan, nodes: _measured(reading, plan))
+        except CannotMeasure as error:
+            if not reading.step.after:
+                raise
+            warn(f"memory_saving_gradients: this step and its updates are not measured: {error}")
+    elif wish.verify:
         warn(
             "memory_saving_gradients: verify=True measures what TensorFlow's executor runs, and "
             "XLA runs this step: see measure.compiled_peak"
@@ -115,7 +120,7 @@ def _measured(reading: Reading, plan: Plan) -> tuple[int, Plan]:
     shapes = Shapes([*operations], reading.sizes)
     with (
         shown("memory_saving_gradients: measuring a run"),
-        stand_ins(reading.step.results, operations, shapes) as (session, fetches, fed),
+        stand_ins(reading.step, operations, shapes) as (session, fetches, fed),
     ):
         session.run(fetches, fed)
         peak = session_peak(session, fetches, fed)

@@ -100,6 +100,17 @@ def test_measured_in_a_default_process():
     assert ours < 0.7 * WEIGHTS
 
 
+def test_a_step_that_cannot_be_measured_trains_on():
+    keras.utils.set_random_seed(0)
+    dense = [layers.Dense(WIDTH, "tanh") for _ in range(LAYERS)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *dense])
+    model.compile("adam", "mse", jit_compile=False)
+    msg.keras.save_memory(model, memory_budget=int(0.6 * WEIGHTS), verify=True)
+    with pytest.warns(UserWarning, match="not measured"):
+        model.train_on_batch(*batch())
+    assert msg.keras.get_plans(model)[-1].peak_bytes <= 0.6 * WEIGHTS
+
+
 @pytest.mark.usefixtures("deterministic")
 def test_a_function_of_ones_own_under_our_tape():
     """And what it returns lives: a gradient, and an activation."""

@@ -124,7 +124,7 @@ def read(
         if calls.bodies(op):
             seconds[op.name], workspaces[op.name] = _called(op, runtime, graph, sizes)
     if cost_model == "measured":
-        measured = measure_ops(step.results, operations, shapes)
+        measured = measure_ops(step, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
         workspaces |= {name: found.workspace for name, found in measured.items()}
     moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in kept_ops}

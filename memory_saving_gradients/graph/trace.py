@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.shapes import Shapes
 
 # The fastest of so many traced runs counts, after one to warm up.
@@ -33,7 +34,7 @@ class Measured:
 
 
 def measure_ops(
-    results: Sequence[tf.Tensor], operations: Sequence[tf.Operation], shapes: Shapes
+    step: BackwardPass, operations: Sequence[tf.Operation], shapes: Shapes
 ) -> dict[str, Measured]:
     """Runs a copy of the step in a session of its own, and reads off what each op took.
 
@@ -41,8 +42,8 @@ def measure_ops(
     much memory as the plain step.
 
     Args:
-        results: the gradients.
-        operations: the ops that they need.
+        step: the step.
+        operations: its ops.
         shapes: the shapes of their tensors.
 
     Returns:
@@ -56,8 +57,8 @@ def measure_ops(
     config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
     times: dict[str, float] = {}
     workspaces: collections.Counter[str] = collections.Counter()
-    with stand_ins(results, operations, shapes, config) as (session, tensors, fed):
-        fetches = [tensor.op for tensor in tensors]
+    with stand_ins(step, operations, shapes, config) as (session, ends, fed):
+        fetches = [one.op if isinstance(one, tf.Tensor) else one for one in ends]
         session.run(fetches, fed)
         for _ in range(_RUNS):
             for node in _traced(session, fetches, fed):
@@ -70,25 +71,26 @@ def measure_ops(
 
 @contextlib.contextmanager
 def stand_ins(
-    results: Sequence[tf.Tensor],
+    step: BackwardPass,
     operations: Iterable[tf.Operation],
     shapes: Shapes,
     config: tf.compat.v1.ConfigProto | None = None,
-) -> Iterator[tuple[tf.compat.v1.Session, list[tf.Tensor], dict[str, np.ndarray]]]:
+) -> Iterator[tuple[tf.compat.v1.Session, list[Any], dict[str, np.ndarray]]]:
     """A session for a copy of the step, what to fetch, and what to feed.
 
-    Inputs and variables are stand-ins: small random numbers, zeros for integers.
+    Inputs and variables are stand-ins: small random numbers, zeros for integers. Variables are not
+    updated; gradients that would update them are not held.
 
     Args:
-        results: the gradients.
-        operations: the ops that they need.
+        step: the step.
+        operations: its ops.
         shapes: the shapes of their tensors.
         config: the options of the session.
 
     Raises:
         CannotMeasure: the step cannot be run so.
     """
-    graph_def = results[0].graph.as_graph_def()
+    graph_def = step.graph.as_graph_def()
     fed: dict[str, np.ndarray] = {}
     random = np.random.default_rng(0)
     effects = set()
@@ -106,7 +108,9 @@ def stand_ins(
             node.attr.clear()
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(graph_def, name="")
-        fetches = [graph.get_tensor_by_name(t.name) for t in results]
+        fetches: list[Any] = [graph.get_tensor_by_name(t.name) for t in step.results]
+        if step.kept is not None:  # an update takes them as they come
+            fetches = [tensor.op for tensor in fetches]
         with v1.Session(graph=graph, config=config) as session:
             try:
                 yield session, fetches, fed

@@ -57,6 +57,23 @@ def models_table(results: dict, laboratory: dict) -> str:
     return markdown([*header, "bit-equal without oneDNN"], rows)
 
 
+def gradients_table(results: dict) -> str:
+    """Measured peaks of the steps whose memory is that of gradients."""
+    rows = []
+    for label, found in results["rows"].items():
+        (plain, *others), cells = found.items(), [label]
+        cells.append(f"{plain[1]['peak_bytes'] / 1e6:.0f}")
+        for method, ours in others:
+            budget = "" if method == "memory" else f"{method}: "
+            if "unreachable" in ours:
+                cells += [f"{budget}not found", ""]
+            else:
+                ratio = plain[1]["peak_bytes"] / ours["peak_bytes"]
+                cells += [f"{budget}{ours['peak_bytes'] / 1e6:.0f} ({ratio:.1f}×)", times(ours)]
+        rows.append(cells)
+    return markdown(["step", "plain MB", "`memory` MB", "time", "budget: MB", "time"], rows)
+
+
 KERAS_METHODS = {
     "plain": "`fit` MB",
     "recompute_grad": "`tf.recompute_grad`",
@@ -501,6 +518,7 @@ def main() -> None:
         "compare": compare_table(compare),
         "compare notes": compare_notes(compare),
         "models": models_table(benchmark, read("laboratory")),
+        "gradients": gradients_table(read("gradients")),
         "keras": keras_table(fit["graph"]),
         "keras compiled": keras_table(fit["compiled"]),
         "keras notes": keras_notes(fit),
