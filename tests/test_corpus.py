@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -43,7 +44,12 @@ def row(name, how):
 def test_hard_graph(name, how):
     plain = plain_run(name)
     ours = run_or_lowest(name, HOW[how])
-    assert_same(ours.values, plain.values)
+    if ours.plan and ours.plan.labels.reordered:
+        pairs = (tf.nest.flatten(run.values, expand_composites=True) for run in (ours, plain))
+        for a, b in zip(*pairs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+    else:
+        assert_same(ours.values, plain.values)
     assert_same(ours.moving, plain.moving)
     assert how != "memory" or ours.plan
     # Two runs of one step differ a little: threads within an op take turns.

@@ -35,7 +35,7 @@ _AT_A_TIME = 8
 
 # So many terms may wait, for a sum that stays whole or is rounded as in the plain step; where it
 # takes more, they are added as they come.
-_MOST_WAITING = 3
+_MOST_WAITING = 8
 
 
 def taken_apart(step: BackwardPass, running_sums: bool = True) -> BackwardPass:

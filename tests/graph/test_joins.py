@@ -8,7 +8,7 @@ from memory_saving_gradients import get_plans, gradients, measure
 
 v1 = tf.compat.v1
 
-WIDTH, TIMES = 256, 10
+WIDTH, TIMES = 256, 24
 
 
 def unrolled(scope):
@@ -50,7 +50,7 @@ def test_in_the_order_of_the_plain_step_a_sum_is_equal_bit_for_bit():
     np.testing.assert_array_equal(ours, plain)
     assert plan.labels.reordered == ()
     assert most >= TIMES * ONE
-    assert least < 4 * ONE
+    assert least < 6 * ONE
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -59,7 +59,7 @@ def test_in_another_order_it_is_equal_to_rounding():
     ours, least, (plan,) = run(gradients_memory, as_people_name_them)
     np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-6 * np.abs(plain).max())
     assert plan.labels.reordered
-    assert least < 4 * ONE
+    assert least < 6 * ONE
 
 
 @pytest.mark.usefixtures("deterministic")
