@@ -367,7 +367,7 @@ def _decided(reading: Reading, wish: Wish) -> tuple[Reading, Plan, bool]:
         found.append((reading, plan, is_worth_it(plan, reading, wish.budget is not None)))
         small, *others = _shares(plan)
         own = plan.peak_bytes / max(plan.baseline_peak_bytes, 1)
-        if small <= 1 and max(others) <= _AS_GOOD * own:
+        if found[-1][2] and small <= 1 and max(others) <= _AS_GOOD * own:
             break
     if unmet and not found:
         raise unmet

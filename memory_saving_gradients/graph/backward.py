@@ -35,6 +35,7 @@ class BackwardPass:
         after: ops that need a gradient, such as the updates of variables, and what those need
             besides; known at the end of the trace.
         kept: tensors that live to the end of the step, where that is known.
+        end_of_trace: how many ops the graph had when the trace ended, before any rewriting.
     """
 
     target: tf.Tensor
@@ -49,6 +50,7 @@ class BackwardPass:
     beside: frozenset[tf.Operation] = frozenset()
     after: frozenset[tf.Operation] = frozenset()
     kept: tuple[tf.Tensor, ...] | None = None
+    end_of_trace: int = 0
 
     @property
     def ends(self) -> dict[tf.Operation, None]:
@@ -147,8 +149,7 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
             others.add_edges_from((other, op) for other in order.waits_for(op))
     updates = (other for op in needed for other in op.control_inputs if other not in needed)
     others.add_edges_from((op, "read again") for op in updates)
-    others.add_edges_from((f"gradients {n}", op) for n, one in enumerate(passes) for op in one.new)
-    others.add_edges_from(("gradients", f"gradients {n}") for n in range(len(passes)))
+    others.add_edges_from(("gradients", op) for op in new)
     elsewhere = nx.descendants(others, "gradients")
     read_again = nx.ancestors(others, "read again") if "read again" in others else set()
     belongs = {op: n for n, one in reversed([*enumerate(passes)]) for op in one.forward}
@@ -159,12 +160,12 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
         if reads >= 0 and op in others and not apart:
             belongs[op] = reads
             beside[reads].add(op)
-    found = []
-    for n, one in enumerate(passes):
-        others.add_edges_from((op, f"after {n}") for op in nx.descendants(others, f"gradients {n}"))
-        leads = nx.ancestors(others, f"after {n}")
-        found.append(_with(one, beside[n], leads - read_again, read_again))
-    return found
+    if len(passes) > 1:  # what comes after one pass may come before another
+        pairs = zip(passes, beside, strict=True)
+        return [dataclasses.replace(one, beside=frozenset(ops)) for one, ops in pairs]
+    others.add_edges_from((op, "after") for op in nx.descendants(others, "gradients"))
+    leads = nx.ancestors(others, "after") if "after" in others else set()
+    return [_with(passes[0], beside[0], leads - read_again, read_again)]
 
 
 def with_updates(one: BackwardPass, updates: tf.Operation) -> BackwardPass:
@@ -211,7 +212,8 @@ def _with(
         one,
         beside=frozenset(beside),
         after=frozenset(after),
-        kept=tuple(t for op in known for t in op.outputs if t.name in names),
+        end_of_trace=len(one.graph.get_operations()),
+        kept=tuple(t for op in known - {*read_again} for t in op.outputs if t.name in names),
     )
 
 

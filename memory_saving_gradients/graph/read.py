@@ -103,7 +103,8 @@ def read(
     created = {op: i for i, op in enumerate(step.graph.get_operations())}
     ours = step.needed | step.beside | step.after
     # What rewriting adds comes last; of another backward pass it can be part of the forward pass.
-    graph = order.dependencies(step.ends, lambda op: op in ours or created[op] >= step.end)
+    written = max(step.end, step.end_of_trace)
+    graph = order.dependencies(step.ends, lambda op: op in ours or created[op] >= written)
     order.add_order_of_effects(graph, created, step.new)
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(graph, operations, step)
