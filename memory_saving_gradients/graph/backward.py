@@ -137,8 +137,8 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     """The backward passes of a traced step, each with the ops beside and after it.
 
     An op beside depends on a forward pass by data; on no backward pass, and none depends on it. Of
-    several forward passes that it reads it belongs to the last. An op after depends on one backward
-    pass, or such an op needs it; on nothing of another one.
+    several forward passes that it reads it belongs to the last. An op after depends on the backward
+    pass, or such an op needs it; where there are several backward passes, none is known.
     """
     operations = passes[0].graph.get_operations()
     new = frozenset().union(*(one.new for one in passes))

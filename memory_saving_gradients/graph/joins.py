@@ -56,13 +56,14 @@ def taken_apart(step: BackwardPass, running_sums: bool = True) -> BackwardPass:
     handing_on = {op for op in step.after if op.type == "IdentityN"}
     for op in handing_on:
         _read_past(op)
+    added = (op for op in step.new & step.needed if op.type == "AddN") if running_sums else ()
+    many = sorted((op for op in added if len(op.inputs) > _MOST_WAITING), key=lambda op: op.name)
     unused = {op.name for op in step.new - step.needed}
-    sums_made = (op for op in step.new & step.needed if op.type == "AddN")
-    many = [op for op in sums_made if len(op.inputs) > _MOST_WAITING]
-    waited_for = {op for other in step.graph.get_operations() for op in other.control_inputs}
+    everything = step.graph.get_operations() if many else ()
+    waited_for = {op for other in everything for op in other.control_inputs}
     sums: dict[tf.Operation, tuple[tf.Operation, ...]] = {}
     reordered = []
-    for op in sorted(many if running_sums else [], key=lambda op: op.name):
+    for op in many:
         small = _least_bytes(op.outputs[0]) < _LEAST_BYTES
         if small or op in waited_for or tf_private.in_control_flow(op):
             continue

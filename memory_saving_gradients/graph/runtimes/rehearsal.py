@@ -30,8 +30,8 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
 
     None are found where Grappler fails: a session then runs the graph as it is written.
     """
-    written = reading.step.graph.as_graph_def()
     step = reading.step
+    written = step.graph.as_graph_def()
     fetches = [t.name for t in step.results]
     try:
         optimized = tf_private.optimized(written, fetches)
