@@ -105,7 +105,11 @@ def test_a_saved_model(folder, capsys):
         (["report", "my_models:keras.layers.ReLU"], 1, "no Keras model"),
         (["report", TARGET, "--memory-budget", "100B"], 3, "cannot be met"),
         (["report", TARGET, "--memory-budget", "many"], 1, "memory_budget must be"),
-        (["report", TARGET, "--memory-budget", "1048576"], 3, "1.0 MB cannot be met"),
+        (
+            ["report", TARGET, "--memory-budget", "1048576", "--batch-size", "1024"],
+            3,
+            "1.0 MB cannot be met",
+        ),
         (["max-batch", TARGET, "--memory", "1MB"], 1, "does not hold the variables"),
     ],
 )

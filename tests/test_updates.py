@@ -11,6 +11,7 @@ from keras import layers
 
 import memory_saving_gradients as msg
 from memory_saving_gradients import measure
+from memory_saving_gradients.graph import order
 from memory_saving_gradients.report import facts
 
 v1 = tf.compat.v1
@@ -32,6 +33,15 @@ OPTIMIZERS = {
     "clipped_each": functools.partial(keras.optimizers.Adam, clipnorm=0.1),
     "averaged": functools.partial(keras.optimizers.Adam, use_ema=True),
     "accumulated": functools.partial(keras.optimizers.Adam, gradient_accumulation_steps=2),
+    "adadelta": keras.optimizers.Adadelta,
+    "adafactor": keras.optimizers.Adafactor,
+    "adamax": keras.optimizers.Adamax,
+    "ftrl": keras.optimizers.Ftrl,
+    "lamb": keras.optimizers.Lamb,
+    "muon": keras.optimizers.Muon,
+    "nadam": keras.optimizers.Nadam,
+    # Starts from the values of the weights, and builds its variables in the first step.
+    "schedule_free": keras.optimizers.ScheduleFreeAdamW,
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
 }
 
@@ -86,6 +96,37 @@ def test_what_waits_for_a_global_norm_is_said(capsys):
     assert facts.most_of_weights(plan) >= 0.9 * WEIGHTS
     plan.summary()
     assert plan.labels.waited_for in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_variables_that_a_trace_creates_are_made_before_it_runs():
+    """As long as nothing else leads to their first values, TensorFlow lifts these out."""
+    made = []
+
+    @tf.function(autograph=False)
+    def step(x):
+        if not made:
+            made.extend(tf.Variable(tf.random.normal((WIDTH, WIDTH)) / 20) for _ in range(LAYERS))
+            made.extend(tf.Variable(tf.zeros((WIDTH, WIDTH))) for _ in range(LAYERS))
+            graphs.append(tf.compat.v1.get_default_graph())
+        weights, slots = made[:LAYERS], made[LAYERS:]
+        with msg.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = tf.tanh(h @ w)
+            loss = tf.reduce_mean(tf.square(h))
+        for slot, w, g in zip(slots, weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(slot.assign(0.9 * slot + g))
+        return loss
+
+    graphs = []
+    step(tf.constant(batch()[0]))
+    assert msg.get_plans(graphs[0])
+    assigns = [op for op in order.of_new_variables(graphs[0]) if op.type == "If"]
+    assert len(assigns) == 2 * LAYERS
+    needed = order.dependencies(op.inputs[-1].op for op in assigns)
+    assert not any(op.type == "Placeholder" for op in needed)
+    assert all(np.isfinite(v).all() and v.any() for v in (v.numpy() for v in made))
 
 
 def make_step(optimizer, saves):

@@ -196,7 +196,7 @@ def _with(
         leads: what depends on its gradients, and all that this needs.
         read_again: what a forward pass waits for.
     """
-    known = {*one.needed, *one.new, *beside, *read_again}
+    known = {*one.needed, *one.new, *beside, *read_again, *order.of_new_variables(one.graph)}
     after: set[tf.Operation] = set()
     left = [op for op in one.graph.get_operations() if op in leads and op not in known]
     left = [op for op in left if not _is_read_in_calls(op, one)]

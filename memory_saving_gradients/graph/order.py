@@ -149,6 +149,16 @@ def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
             yield from _readers(output)
 
 
+def of_new_variables(graph: tf.Graph) -> set[tf.Operation]:
+    """The ops that make the first values of variables that a trace creates, and assign them.
+
+    `tf.function` lifts these ops out of the trace, with all that they wait for.
+    """
+    is_new = [op for op in graph.get_operations() if op.type == "VarIsInitializedOp"]
+    assigns = [op for new in is_new for op in new.outputs[0].consumers() if op.type == "If"]
+    return {*dependencies(assigns), *(op for one in assigns for op in _readers(one.outputs[0]))}
+
+
 def planned(
     graph: nx.DiGraph,
     operations: Sequence[tf.Operation],

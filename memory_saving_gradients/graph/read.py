@@ -47,7 +47,8 @@ class Reading:
         new: names of the ops that differentiation made and the step needs.
         unused: names of the ops that differentiation made in vain.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
-            loops and branches, and those that Grappler may fold into constants.
+            loops and branches, those that Grappler may fold into constants, and those that
+            `tf.function` lifts out of the trace.
         sizes: what was known of the inputs.
         batch_size: the first dimension of the inputs, where the graph leaves it unknown.
         growth: the bytes that each tensor, and then the scratch space of each op, gains with every
@@ -171,6 +172,7 @@ def read(
         # A single loss has a single order; several may be taken one by one.
         other = dataclasses.replace(problem, as_executed=course(early_last=True))
     new = frozenset(op.name for op in operations if op in step.new)
+    apart = {*conditional, *_foldable(ordered, backward), *order.of_new_variables(step.graph)}
     return Reading(
         step=step,
         problem=problem,
@@ -180,7 +182,7 @@ def read(
         perhaps=plain_peak(other),
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
-        unordered=frozenset(op.name for op in (*conditional, *_foldable(ordered, backward))),
+        unordered=frozenset(op.name for op in apart),
         sizes=sizes,
         batch_size=shapes.batch_size,
         growth=growth,
