@@ -38,6 +38,7 @@ setup(
     install_requires=[
         f"tensorflow>={TESTED[0]},<={TESTED[1]}.99",
         "networkx>=3.0",
+        "numba",
         "numpy",
         "rich",
         "scipy",

@@ -1,66 +1,74 @@
-"""The cheapest schedule within a budget.
+"""The cheapest schedule within a budget, and the schedule of the lowest peak.
 
-Several schedules are made that promise to be cheap (no recomputation at all; what the one-cut
-program keeps; cuts), each is brought within the budget by added runs, and each then gives up the
-runs that the budget leaves room to save. The cheapest of them are improved further.
+A search (`anneal`) starts from several schedules that promise much: the step as it is, what the
+one-cut program keeps, nested segments. It goes on from the best that they lead to.
 
-What is not optimal: every stage is greedy. `bounds` tells how far from the optimum that can be.
+What is not optimal: the search is one of chance. `bounds` tells how far from the optimum it can be.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import itertools
-from collections.abc import Collection, Iterable, Iterator
+import math
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
+from memory_saving_gradients.planning.anneal import annealed
 from memory_saving_gradients.planning.bounds import OneCutProgram, least_peak
 from memory_saving_gradients.planning.cuts import Segments, kept_at
 from memory_saving_gradients.planning.keep import keeping
+from memory_saving_gradients.planning.nested import Nested
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.progress import reported
-from memory_saving_gradients.planning.search import improved, lowered, restored
 from memory_saving_gradients.planning.simulate import simulate
 
-# What the starting schedules aim at, as multiples of the budget (for the one-cut program, which
-# sees no transient bytes) and of the lowest peak that cuts reach.
-_KEPT = (1.0, 0.9, 0.7)
-_CUTS = (1.0, 1.2, 1.5, 2.0)
-_WIDE_CUTS = (1.0, 2.0)  # others lead to no lower peak
+# What the starting schedules aim at, as shares of the budget: the one-cut program sees no transient
+# bytes, and nested segments not all.
+_KEPT = (1.0, 0.7)
+_NESTED = (1.0, 0.95, 0.9)
 
 # The solver takes longer than all the rest for problems of more ops than this.
 _LARGEST_PROGRAM = 30_000
 
-# So many ops are simulated for each start, and so many times more to find the lowest peak, in steps
-# of such a share of it.
-_SIMULATED_OPS = 200_000
-_LAST_RESORT = 5
-_STEP = 0.97
+# So many moves for each op, but no more in all: fewer for a problem of so many ops or more, whose
+# moves take longer.
+_MOVES_PER_OP = 2_000
+_MOST_MOVES = 1_000_000
+_MANY_OPS = 1_000
 
-# So many of the cheapest schedules are improved, if the problem has no more ops than this and the
-# cheapest is not within this share of the optimum already.
-_IMPROVED = 2
-_LARGEST_IMPROVED = 1_500
+# The search goes on from the best schedule with smaller risks, in so many rounds, as long as one
+# makes it cheaper by such a share; not at all where it is that close to the optimum already.
+_LATER_HOT = 3e-4
+_ROUNDS = 4
+_GIVE_UP = 0.001
 _CLOSE = 0.002
 
-# Problems of no more forward ops than this are tried with every subset of them kept, and this
-# many of those are brought within the budget.
-_LARGEST_SUBSETS = 8
-_TRIED_SUBSETS = 24
+# The lowest peak is looked for from the best of cuts that aim at so many times the lowest one that
+# their model holds possible.
+_CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
+
+# What lies between it and its bound is halved so many times, or until they are so close.
+_HALVINGS = 8
+_FINE = 0.005
 
 #: The runs an op may have where nothing bounds them.
 UNBOUNDED = 2**31
 
 
-def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedule:
+def within(
+    problem: Problem,
+    budget: int,
+    most_runs: int = UNBOUNDED,
+    known: Schedule | None = None,
+) -> Schedule:
     """The cheapest schedule found within a budget.
 
     Args:
         problem: the step.
         budget: the peak allowed, in bytes.
         most_runs: how often an op may run.
+        known: the schedule of the lowest peak, if it was looked for already.
 
     Returns:
         The schedule. If none was found within the budget, the one of the lowest peak found.
@@ -68,34 +76,40 @@ def within(problem: Problem, budget: int, most_runs: int = UNBOUNDED) -> Schedul
     plain = baseline(problem)
     if simulate(problem, plain).peak <= budget:
         return plain
-    tries = max(1, _SIMULATED_OPS // len(problem.ops))
     kept, bound = _one_cut(problem, budget)
-    if bound == np.inf or budget < least_peak(problem):
-        return lowest(problem, most_runs)
-    starts = [*_starts(problem, kept), *_subsets(problem, budget)]
-    fitting = []
-    for start in reported(starts):
-        found = lowered(problem, start, budget, most_runs, tries)
-        if simulate(problem, found).peak <= budget:
-            fitting.append(restored(problem, found, budget))
+    if bound == math.inf or budget < least_peak(problem):
+        return known or lowest(problem, most_runs)
+    starts: list[Schedule] = [range(len(problem.ops))]
+    starts += [keeping(problem, one) for one in kept]
+    nested = Nested(problem, budget)
+    starts += [one for share in _NESTED if (one := nested.schedule(share))]
+    starts = [start for start in starts if _most(problem, start) <= most_runs]
+    starts += [known] if known is not None else []
+    found = [
+        annealed(problem, start, budget, most_runs, _moves(problem) // (2 * len(starts)))
+        for start in reported(starts)
+    ]
+    fitting: list[Schedule] = [schedule for schedule in found if schedule]
     if not fitting:
-        found = lowest(problem, most_runs)
-        if simulate(problem, found).peak > budget:
-            return found
-        fitting.append(restored(problem, found, budget))
+        floor = known or lowest(problem, most_runs)
+        if simulate(problem, floor).peak > budget:
+            return floor
+        fitting.append(floor)
+    best = _cheapest(problem, fitting)
 
     def cost(schedule: Schedule) -> float:
         return simulate(problem, schedule).cost
 
-    fitting.sort(key=cost)
-    optimum = (1 + bound) * problem.costs.sum()
-    if len(problem.ops) > _LARGEST_IMPROVED or cost(fitting[0]) < optimum * (1 + _CLOSE):
-        return fitting[0]
-    swung = [
-        improved(problem, schedule, budget, most_runs, tries // 4)
-        for schedule in reported(fitting[:_IMPROVED])
-    ]
-    return min(swung, key=cost)
+    if cost(best) < (1 + bound) * problem.costs.sum() * (1 + _CLOSE):
+        return best
+    for round_ in reported(range(1, _ROUNDS + 1)):
+        moves = _moves(problem) // _ROUNDS
+        later = annealed(problem, best, budget, most_runs, moves, _LATER_HOT, seed=round_)
+        cheaper = _cheapest(problem, [best, later or best])
+        if cost(best) - cost(cheaper) < _GIVE_UP * cost(best):
+            return cheaper
+        best = cheaper
+    return best
 
 
 def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
@@ -105,12 +119,38 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
         problem: the step.
         most_runs: how often an op may run.
     """
-    tries = max(1, _LAST_RESORT * _SIMULATED_OPS // len(problem.ops))
-    found = [
-        lowered(problem, start, 0, most_runs, tries, _STEP)
-        for start in reported([*_starts(problem, [], _WIDE_CUTS)])
-    ]
-    return min(found, key=lambda schedule: simulate(problem, schedule).peak)
+    segments = Segments(problem)
+    aim = segments.lowest_aim()
+    tried = (segments.cuts_for(aim * factor) for factor in _CUTS)
+    starts: list[Schedule] = [keeping(problem, kept_at(problem, cuts)) for cuts in tried if cuts]
+    best = min(
+        [*starts, range(len(problem.ops))], key=lambda schedule: simulate(problem, schedule).peak
+    )
+    peak, bound = simulate(problem, best).peak, least_peak(problem)
+    for _ in reported(range(_HALVINGS)):
+        if peak - bound <= _FINE * peak:
+            break
+        budget = int(math.sqrt(peak * bound))
+        found = annealed(problem, best, budget, most_runs, _moves(problem) // _HALVINGS)
+        if found:
+            best, peak = found, simulate(problem, found).peak
+        else:
+            bound = budget
+    return best
+
+
+def _moves(problem: Problem) -> int:
+    count = max(1, len(problem.ops))
+    return min(_MOVES_PER_OP * count, _MOST_MOVES * _MANY_OPS // max(count, _MANY_OPS))
+
+
+def _most(problem: Problem, schedule: Schedule) -> int:
+    """How often a schedule runs the op that it runs most often."""
+    return int(np.bincount(schedule, minlength=len(problem.ops)).max(initial=1))
+
+
+def _cheapest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+    return min(schedules, key=lambda schedule: simulate(problem, schedule).cost)
 
 
 def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
@@ -131,35 +171,3 @@ def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
     cuts = [program.solve(int(budget * factor)) for factor in _KEPT]
     sets = [set(np.flatnonzero(cut.kept > 0.5).tolist()) for cut in cuts]
     return [kept for kept in sets if kept], cuts[0].overhead
-
-
-def _starts(
-    problem: Problem, kept_sets: Iterable[set[int]], cut_at: Iterable[float] = _CUTS
-) -> Iterator[Schedule]:
-    yield range(len(problem.ops))
-    for kept in kept_sets:
-        yield keeping(problem, kept)
-    segments = Segments(problem)
-    floor = segments.lowest_aim()
-    for factor in cut_at:
-        cuts = segments.cuts_for(floor * factor)
-        if cuts is not None:
-            yield keeping(problem, kept_at(problem, cuts))
-
-
-def _subsets(problem: Problem, budget: int) -> list[Schedule]:
-    """Of a small problem: all choices of the ops to keep, the most promising of them."""
-    ops = [op for op in problem.ops if not (op.pinned or op.backward) and op.outputs]
-    if len(ops) > _LARGEST_SUBSETS:
-        return []
-
-    def badness(schedule: Schedule) -> float:
-        simulation = simulate(problem, schedule)
-        return simulation.cost * max(1.0, simulation.peak / max(1, budget)) ** 2
-
-    schedules = (
-        keeping(problem, {t for op in kept for t in op.outputs})
-        for count in range(len(ops) + 1)
-        for kept in itertools.combinations(ops, count)
-    )
-    return heapq.nsmallest(_TRIED_SUBSETS, schedules, key=badness)

@@ -10,99 +10,15 @@ What is not optimal: only cuts of one order are tried, and each segment is recom
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem
 from memory_saving_gradients.planning.simulate import simulate
 
 #: At most so many positions are tried as cuts.
 MOST_CUTS = 400
-
-# Peaks to aim at, as multiples of the lowest one that the segment model holds possible, the most
-# promising first.
-_AIMS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.01, 1.035, 1.075, 1.15, 1.3)
-
-# Hill climbing moves a cut by so many positions.
-_STEPS = (1, -1, 2, -2, 4, -4)
-
-# So many ops are simulated in all, but no fewer schedules than this. The first bound keeps the
-# time for a large graph below that of differentiating it.
-_SIMULATED_OPS = 15_000
-_FEWEST_TRIES = 3
-
-
-def lowest_peak(problem: Problem) -> list[int]:
-    """The cuts whose schedule has the lowest simulated peak.
-
-    Args:
-        problem: the step.
-
-    Returns:
-        A schedule that runs no op more than twice.
-    """
-    model = Segments(problem)
-    floor = model.lowest_aim()
-    most = max(_FEWEST_TRIES, _SIMULATED_OPS // (1 + len(problem.ops)))
-    found = _Tried(problem)
-    for factor in _AIMS[:most]:
-        cuts = model.cuts_for(floor * factor)
-        if cuts is not None:
-            found.judge(cuts)
-    _improve(problem, found, most)
-    return found.schedule
-
-
-class _Tried:
-    """The cuts that were simulated, and the best of them: the lowest peak, then the lowest cost."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._seen: set[tuple[int, ...]] = set()
-        self.value: tuple[int, float] | None = None
-        self.cuts: tuple[int, ...] = ()
-        self.schedule: list[int] = []
-
-    def judge(self, cuts: tuple[int, ...]) -> bool:
-        """Simulates `cuts`; True if they are the best so far."""
-        if cuts in self._seen:
-            return False
-        self._seen.add(cuts)
-        schedule = keeping(self._problem, kept_at(self._problem, cuts))
-        simulation = simulate(self._problem, schedule)
-        value = simulation.peak, simulation.cost
-        if self.value is not None and value >= self.value:
-            return False
-        self.value, self.cuts, self.schedule = value, cuts, schedule
-        return True
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-
-def _improve(problem: Problem, found: _Tried, most: int) -> None:
-    """Hill climbing: drops, moves and adds single cuts while that helps, to `most` tries in all."""
-    end = problem.forward_count
-    better = True
-    while better and len(found) < most:
-        better = False
-        cuts = found.cuts
-        moves = [cuts[:i] + cuts[i + 1 :] for i in range(len(cuts))]
-        for step in _STEPS:
-            moves += [(*cuts[:i], cut + step, *cuts[i + 1 :]) for i, cut in enumerate(cuts)]
-        bounds = (0, *cuts, end)
-        moves += [
-            (*cuts[:i], (a + b) // 2, *cuts[i:])
-            for i, (a, b) in enumerate(itertools.pairwise(bounds))
-        ]
-        for move in moves:
-            in_order = all(a < b for a, b in itertools.pairwise((0, *move, end)))
-            if in_order and len(found) < most and found.judge(move):
-                better = True
-                break
 
 
 def kept_at(problem: Problem, cuts: Iterable[int]) -> set[int]:
@@ -129,12 +45,18 @@ class Segments:
         take: `take[p, q]`, the most bytes that recomputing the segment between cuts p and q and
             its backward pass need beside all that is kept.
         last: `last[p]`, the same for what follows cut p, which is not recomputed.
+        held: the bytes that the backward pass reads of what is made before each cut.
+        of_backward: the segment that each backward op belongs to.
+
+    Args:
+        problem: the step.
+        most: at most so many positions are candidates.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, most: int = MOST_CUTS) -> None:
         made, last_read = problem.forward_spans
         size = np.array([tensor.bytes for tensor in problem.tensors], dtype=np.int64)
-        self.cuts = cuts = _candidates(problem, made, last_read, size)
+        self.cuts = cuts = _candidates(problem, made, last_read, size, most)
         count = len(cuts)
         forward = np.flatnonzero(made >= 0)
         size, made, last_read = size[forward], made[forward], last_read[forward]
@@ -151,10 +73,12 @@ class Segments:
         for op in problem.ops[problem.forward_count :]:
             wanted[list(op.inputs)] = True
         needed = np.bincount(made_in, weights=size * wanted[forward], minlength=count)
-        held = np.concatenate([[0], needed.cumsum()[:-1]]).astype(np.int64)
+        self.held = held = np.concatenate([[0], needed.cumsum()[:-1]]).astype(np.int64)
 
         timeline = simulate(problem, range(len(problem.ops))).timeline
-        ahead, back, gradient = _by_segment(problem, timeline.tolist(), cuts, held)
+        ahead, back, gradient, self.of_backward = _by_segment(
+            problem, timeline.tolist(), cuts, held
+        )
         self.take = np.zeros((count, count), dtype=np.int64)
         for q in range(1, count):
             most_back = np.maximum.accumulate(back[:q][::-1])[::-1]
@@ -194,7 +118,7 @@ class Segments:
 
 
 def _candidates(
-    problem: Problem, made: np.ndarray, last_read: np.ndarray, size: np.ndarray
+    problem: Problem, made: np.ndarray, last_read: np.ndarray, size: np.ndarray, most: int
 ) -> np.ndarray:
     """Positions to try as cuts: of each stretch of the forward order, where fewest bytes cross."""
     count = problem.forward_count
@@ -203,7 +127,7 @@ def _candidates(
     np.add.at(crossing, made[crosses] + 1, size[crosses])
     np.add.at(crossing, last_read[crosses] + 1, -size[crosses])
     crossing = crossing.cumsum()
-    edges = np.linspace(1, count, min(count, MOST_CUTS) + 1).astype(np.int64)[:-1]
+    edges = np.linspace(1, count, min(count, most) + 1).astype(np.int64)[:-1]
     stretches = np.split(np.arange(1, count), edges[1:] - 1) if count > 1 else []
     best = [int(s[crossing[s].argmin()]) for s in stretches if len(s)]
     return np.array([0, *best])
@@ -211,7 +135,7 @@ def _candidates(
 
 def _by_segment(
     problem: Problem, timeline: Sequence[int], cuts: np.ndarray, held: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The bytes that the plain step reaches in each segment.
 
     A backward op belongs to the segment of the latest activation that it or any later op reads,
@@ -219,7 +143,8 @@ def _by_segment(
 
     Returns:
         By segment: the most bytes in the forward pass, the most in the backward pass, and the
-        bytes of gradients when the backward pass comes to its start from behind.
+        bytes of gradients when the backward pass comes to its start from behind. And the segment of
+        each backward op.
     """
     made_by = problem.made_by
     forward = problem.forward_count
@@ -229,14 +154,15 @@ def _by_segment(
     gradient = np.zeros(count, dtype=np.int64)
     segment = np.searchsorted(cuts, np.arange(forward), side="right") - 1
     np.maximum.at(ahead, segment, timeline[:forward])
+    of_backward = np.zeros(len(problem.ops) - forward, dtype=np.int64)
     latest = -1
     for index in reversed(range(forward, len(problem.ops))):
         read = [made_by[t] for t in problem.ops[index].inputs if made_by[t] < forward]
         if not problem.ops[index].postponed:
             latest = max(latest, *read, -1)
-        at = int(segment[latest]) if latest >= 0 else 0
+        at = of_backward[index - forward] = int(segment[latest]) if latest >= 0 else 0
         back[at] = max(back[at], timeline[index])
         # Going backwards in time, the earliest op of a segment is the last one written here.
         entered = int(np.searchsorted(cuts, latest, side="right"))
         gradient[entered:] = max(0, timeline[index] - held[min(entered, count - 1)])
-    return ahead, back, gradient
+    return ahead, back, gradient, of_backward

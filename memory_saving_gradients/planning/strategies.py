@@ -5,37 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
 
-from memory_saving_gradients.planning.articulation import articulation_tensors, sqrt_spaced
-from memory_saving_gradients.planning.cuts import lowest_peak
+from memory_saving_gradients.planning.budget import lowest, within
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.search import lowered, restored
 from memory_saving_gradients.planning.simulate import simulate
 
-# The peak to search for after the cuts, as a share of theirs, by simulating so many ops.
-_AIM = 0.9
-_SIMULATED_OPS = 15_000
+# The last bytes cost most: the peak may exceed the lowest one by this share.
+_NEAR = 0.01
 
 
 def memory(problem: Problem) -> Schedule:
-    """The lowest peak found with every op run at most twice."""
+    """The cheapest schedule found at the lowest peak, with every op run at most twice."""
     if not problem.may_repeat.any():
         return range(len(problem.ops))
-    found = best(problem, [lowest_peak(problem), sqrt_spaced(problem)])
-    aim = int(_AIM * simulate(problem, found).peak)
-    found = lowered(problem, found, aim, 2, _SIMULATED_OPS // (1 + len(problem.ops)))
-    return restored(problem, found, simulate(problem, found).peak)
+    floor = lowest(problem, 2)
+    found = within(problem, int((1 + _NEAR) * simulate(problem, floor).peak), 2, floor)
+    # What a budget of that peak leads to may be better still.
+    again = within(problem, simulate(problem, found).peak, 2, found)
+    return min(found, again, key=lambda schedule: simulate(problem, schedule).cost)
 
 
 def speed(problem: Problem) -> Schedule:
-    """The lowest peak found without running an expensive op twice.
-
-    The outputs of expensive ops are kept. What lies between them is recomputed from articulation
-    points, or from cuts where that takes less memory.
-    """
-    cheap = without_expensive(problem)
-    points = articulation_tensors(problem)
-    return best(problem, [keeping(cheap, points), lowest_peak(cheap)])
+    """The cheapest schedule found at the lowest peak without running an expensive op twice."""
+    return memory(without_expensive(problem))
 
 
 def without_expensive(problem: Problem) -> Problem:

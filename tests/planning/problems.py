@@ -1,5 +1,6 @@
 """Problems for tests of planners: a chain, and random graphs from hypothesis."""
 
+import numpy as np
 from hypothesis import strategies as st
 
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
@@ -54,3 +55,44 @@ def problems(draw, most_forward: int = 12) -> Problem:
         last = [*ops[i].outputs, *read, *gradient[:1]]
         gradient = add(f"b{i}", last, 1, backward=True)
     return Problem(tuple(ops), tuple(tensors), frozenset(gradient))
+
+
+def layered(count: int, seed: int) -> Problem:
+    """A wide, dense step, like those of searched architectures.
+
+    Layers of random width; every op reads up to four tensors of the ten layers before, and its
+    backward op reads those, its output and the gradients of its readers.
+
+    Args:
+        count: the forward ops.
+        seed: of the random numbers.
+    """
+    rng = np.random.default_rng(seed)
+    layers: list[list[int]] = []
+    inputs: list[list[int]] = []
+    while len(inputs) < count:
+        before = [t for layer in layers[-10:] for t in layer]
+        width = min(int(rng.integers(1, 9)), count - len(inputs))
+        layers.append(list(range(len(inputs), len(inputs) + width)))
+        for _ in range(width):
+            some = rng.choice(before, min(len(before), int(rng.integers(1, 5)))) if before else []
+            inputs.append(sorted(set(map(int, some))))
+    sizes = (10 ** rng.uniform(1, 3, count)).astype(int).tolist()
+    costs = (10 ** rng.uniform(-1, 1, 2 * count)).tolist()
+    ops = [Op(f"f{i}", tuple(inputs[i]), (i,), costs[i]) for i in range(count)]
+    tensors = [Tensor(f"f{i}:0", size) for i, size in enumerate(sizes)]
+    gradients: list[list[int]] = [[] for _ in range(count)]
+    results = []
+    for i in reversed(range(count)):
+        made = []
+        for t in inputs[i]:
+            gradients[t].append(len(tensors))
+            made.append(len(tensors))
+            tensors.append(Tensor(f"b{i}:{t}", sizes[t]))
+        read = (*inputs[i], i, *gradients[i])
+        if not made:
+            made = [len(tensors)]
+            tensors.append(Tensor(f"b{i}", 1))
+            results += made
+        ops.append(Op(f"b{i}", read, tuple(made), costs[count + i], backward=True))
+    return Problem(tuple(ops), tuple(tensors), frozenset(results))

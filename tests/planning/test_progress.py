@@ -38,5 +38,5 @@ def test_the_lowest_peak_is_met_and_no_op_takes_more():
 
 def test_what_one_op_takes_is_not_searched_for(monkeypatch):
     problem = chain(30)
-    monkeypatch.setattr(budget, "restored", pytest.fail)
+    monkeypatch.setattr(budget, "Nested", pytest.fail)
     within(problem, least_peak(problem) - 1)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from memory_saving_gradients.planning.articulation import articulation_tensors, sqrt_spaced
-from memory_saving_gradients.planning.cuts import kept_at, lowest_peak
+from memory_saving_gradients.planning.budget import lowest
+from memory_saving_gradients.planning.cuts import kept_at
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor, baseline
 from memory_saving_gradients.planning.simulate import simulate
@@ -33,7 +34,7 @@ def test_a_long_chain_needs_about_the_square_root():
     plain = simulate(step, baseline(step)).peak
     # Segments that grow towards the start: about √(2n), better than Chen's 2√n.
     assert plain == 401
-    assert simulate(step, lowest_peak(step)).peak <= 32
+    assert simulate(step, lowest(step, 2)).peak <= 32
     assert simulate(step, sqrt_spaced(step)).peak <= 2 * 20 + 5
 
 
@@ -49,16 +50,16 @@ def best_cuts(step: Problem) -> int:
 @settings(max_examples=60, deadline=None)
 @given(problems(most_forward=8))
 def test_cuts_are_close_to_the_best_of_all_cuts(step):
-    found = simulate(step, lowest_peak(step)).peak
+    found = simulate(step, lowest(step, 2)).peak
     best = best_cuts(step)
     largest = max(tensor.bytes for tensor in step.tensors)
-    assert best <= found <= best + largest
+    assert found <= best + largest  # not only cuts are tried
 
 
 @pytest.mark.parametrize("length", [2, 5, 8, 11])
 def test_cuts_of_a_short_chain_are_the_best_ones(length):
     step = chain(length)
-    assert simulate(step, lowest_peak(step)).peak == best_cuts(step)
+    assert simulate(step, lowest(step, 2)).peak == best_cuts(step)
 
 
 def test_two_parallel_chains_have_no_articulation_point_but_have_cuts():
@@ -78,7 +79,7 @@ def test_two_parallel_chains_have_no_articulation_point_but_have_cuts():
             ops.append(Op(f"g{tower}_{i}", inputs, (len(tensors),), backward=True))
             tensors.append(Tensor(f"g{tower}_{i}:0", 8))
     step = Problem(tuple(ops), tuple(tensors), frozenset(gradients))
-    assert simulate(step, lowest_peak(step)).peak <= 0.6 * simulate(step, baseline(step)).peak
+    assert simulate(step, lowest(step, 2)).peak <= 0.6 * simulate(step, baseline(step)).peak
 
 
 def test_articulation_points_of_a_chain_are_its_inner_ops():

@@ -1,0 +1,151 @@
+"""Schedules of nested segments, for budgets that segments run twice cannot meet.
+
+A segment that is too large is recomputed up to a cut inside it, and what lies before the cut once
+more when the backward pass comes to it; or the part that fits is kept right away, whole or only
+what expensive ops make. This is the dynamic program of Beaumont et al. ("Optimal checkpointing for
+heterogeneous chains", 2019), over the cuts of any graph in place of the layers of a chain.
+
+What is not optimal: cuts of one order alone, bytes in coarse steps, and what a forward run takes on
+its way is not counted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memory_saving_gradients.planning.cuts import Segments
+from memory_saving_gradients.planning.keep import without_unread
+from memory_saving_gradients.planning.problem import Problem
+from memory_saving_gradients.planning.runs import compiled
+
+#: At most so many positions are cuts.
+MOST_CUTS = 64
+
+# The budget is counted in so many steps.
+_STEPS = 300
+
+
+class Nested:
+    """The cheapest nested segments of a step for every budget up to a given one.
+
+    Args:
+        problem: the step.
+        budget: the most bytes to plan for.
+    """
+
+    def __init__(self, problem: Problem, budget: int) -> None:
+        self._problem = problem
+        segments = Segments(problem, MOST_CUTS)
+        self._cuts = segments.cuts
+        unit = max(1.0, budget / _STEPS)
+
+        def steps(bytes_: np.ndarray) -> np.ndarray:
+            return np.rint(np.minimum(bytes_, 2 * budget) / unit).astype(np.int64)
+
+        forward = problem.ops[: problem.forward_count]
+        self._again = [not op.pinned for op in forward]
+        self._cheap = [not op.pinned and not op.expensive for op in forward]
+
+        def by_segment(values: list[float]) -> np.ndarray:
+            return np.add.reduceat(np.array(values), self._cuts)
+
+        cost = by_segment([op.cost * again for op, again in zip(forward, self._again, strict=True)])
+        cheap = by_segment([op.cost * is_ for op, is_ in zip(forward, self._cheap, strict=True)])
+        made = [float(problem.sizes[list(op.outputs)].sum()) for op in forward]
+        dear = by_segment([b * (not is_) for b, is_ in zip(made, self._cheap, strict=True)])
+        whole = np.diff(segments.held, append=segments.held[-1])
+        self._keep = steps(segments.keep)
+        self._kept = np.stack([steps(whole), steps(dear)])
+        self._cost, self._choice = _cheapest(
+            self._keep,
+            steps(np.maximum(segments.take, 0)),
+            steps(np.maximum(segments.last, 0)),
+            self._kept,
+            np.append(0.0, cost.cumsum()),
+            np.stack([np.zeros_like(cheap), cheap]),
+            _STEPS,
+        )
+        self._slots = [
+            problem.forward_count + int(np.argmax(segments.of_backward < q))
+            for q in range(len(self._cuts) + 1)
+        ]
+
+    def schedule(self, share: float) -> list[int] | None:
+        """The schedule for a share of the budget; None if there is none."""
+        end, room = len(self._cuts), int(share * _STEPS)
+        if not np.isfinite(self._cost[0, end, room]):
+            return None
+        forward = self._problem.forward_count
+        again: dict[int, set[int]] = {}
+
+        def run(slot: int, p: int, q: int, those: list[bool]) -> None:
+            stop = self._cuts[q] if q < end else forward
+            ops = (i for i in range(self._cuts[p], stop) if those[i])
+            again.setdefault(self._slots[slot], set()).update(ops)
+
+        waiting = [(0, end, room)]
+        while waiting:
+            p, q, room = waiting.pop()
+            choice = int(self._choice[p, q, room])
+            if q < end:
+                run(q, p, choice if choice > 0 else p + 1 if choice < 0 else q, self._again)
+            if choice > 0:
+                waiting += [(choice, q, room - int(self._keep[p, choice])), (p, choice, room)]
+            elif choice < 0:
+                way = -1 - choice
+                waiting.append((p + 1, q, room - int(self._kept[way, p])))
+                if way:
+                    run(p + 1, p, p + 1, self._cheap)
+        schedule = list(range(forward))
+        for index in range(forward, len(self._problem.ops)):
+            schedule += sorted(again.get(index, ()))
+            schedule.append(index)
+        return without_unread(self._problem, schedule)
+
+
+@compiled
+def _cheapest(
+    keep: np.ndarray,
+    take: np.ndarray,
+    last: np.ndarray,
+    kept: np.ndarray,
+    cost: np.ndarray,
+    again: np.ndarray,
+    steps: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of segments p up to q, with so much room: the cost of recomputing them, and how.
+
+    The choice is 0 to run all of them, s to run them up to cut s and come back; -1 to run the first
+    one and keep what it makes, -2 to keep what expensive ops make and to run the others `again`.
+    The first run of all, up to the end, costs nothing.
+    """
+    count = len(last)
+    least = np.full((count + 1, count + 1, steps + 1), np.inf)
+    choice = np.zeros((count + 1, count + 1, steps + 1), np.int16)
+    for length in range(1, count + 1):
+        for p in range(count - length + 1):
+            q = p + length
+            to_end = q == count
+            needs = last[p] if to_end else take[p, q]
+            for room in range(steps + 1):
+                best, how = np.inf, 0
+                if needs <= room:
+                    best = 0.0 if to_end else cost[q] - cost[p]
+                else:
+                    for s in range(p + 1, q):
+                        left = room - keep[p, s]
+                        if left >= 0:
+                            run = 0.0 if to_end else cost[s] - cost[p]
+                            total = run + least[s, q, left] + least[p, s, room]
+                            if total < best:
+                                best, how = total, s
+                    for way in range(2):
+                        left = room - kept[way, p]
+                        if left >= 0 and length > 1 and take[p, p + 1] <= room:
+                            run = 0.0 if to_end else cost[p + 1] - cost[p]
+                            total = run + again[way, p] + least[p + 1, q, left]
+                            if total < best:
+                                best, how = total, -1 - way
+                least[p, q, room] = best
+                choice[p, q, room] = how
+    return least, choice

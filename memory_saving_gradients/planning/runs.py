@@ -1,0 +1,386 @@
+"""A schedule that runs are added to and taken from, with its memory kept up to date. Compiled.
+
+Every op has its place in the order of the problem; a second run of a forward op stands before a
+backward op, in its slot, and a slot holds its runs in the order of the problem. So a run is one
+number, its key, and keys ascend in time. Whatever runs are added, the schedule is valid: what reads
+a tensor reads its newest copy.
+
+To add or remove a run changes the lives of the few tensors that it reads and makes: `simulate`
+would go through the whole schedule. The two agree (tests/planning/test_runs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numba
+import numpy as np
+
+from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.simulate import simulate
+
+# Room for so many times the events that a tensor has in the beginning, and so many more.
+_ROOM = 3
+_MORE = 8
+
+# What exceeds the budget counts for so much more: its share of the budget, as a power of two. So
+# the last bytes above it are worth the effort.
+_STEP = 6
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def compiled(function: _Function) -> _Function:
+    """`function`, compiled at its first call; once per machine where the result can be stored."""
+    try:
+        return numba.njit(cache=True)(function)
+    except RuntimeError:  # no folder to store it in
+        return numba.njit(function)
+
+
+class Step(NamedTuple):
+    """A problem as arrays: what op i reads lies between `reads_at[i]` and `reads_at[i + 1]`.
+
+    Attributes:
+        ops: the number of ops; the factor of keys is one more.
+        first: the first op of the backward pass.
+        reads_at, reads, fits: the tensors that ops read; whether an output may take their place.
+        makes_at, makes: the tensors that ops make.
+        size: bytes by tensor.
+        workspace, cost, may_repeat: by op.
+        made_by: the op that makes each tensor, or -1.
+    """
+
+    ops: int
+    first: int
+    reads_at: np.ndarray
+    reads: np.ndarray
+    fits: np.ndarray
+    makes_at: np.ndarray
+    makes: np.ndarray
+    size: np.ndarray
+    workspace: np.ndarray
+    cost: np.ndarray
+    may_repeat: np.ndarray
+    made_by: np.ndarray
+
+    @classmethod
+    def of(cls, problem: Problem) -> Step:
+        reads, makes = problem.reads, problem.makes
+        return cls(
+            len(problem.ops),
+            problem.forward_count,
+            reads.start,
+            reads.tensor,
+            reads.fits,
+            makes.start,
+            makes.tensor,
+            problem.sizes,
+            problem.workspaces,
+            problem.costs,
+            problem.may_repeat,
+            problem.makers,
+        )
+
+
+class Runs(NamedTuple):
+    """A schedule and what is alive in it.
+
+    Attributes:
+        length: of one element: the number of runs.
+        keys: the runs, ascending.
+        live: the bytes of all tensors alive during each run.
+        beside: its workspace, less the buffer that an input lends to an output.
+        times: how often each op runs.
+        events: by tensor, what makes (2 * key) and what reads it (2 * key + 1), ascending. What
+            lives to the end is read by a run that there is not, after all others.
+        events_at: where the events of each tensor begin.
+        events_of: how many each has.
+    """
+
+    length: np.ndarray
+    keys: np.ndarray
+    live: np.ndarray
+    beside: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
+    events_at: np.ndarray
+    events_of: np.ndarray
+
+    @classmethod
+    def of(cls, problem: Problem, schedule: Schedule) -> Runs:
+        """The schedule with all second runs in the order of the problem within their slot."""
+        keys = _keys(problem, schedule)
+        count, tensors = len(problem.ops), len(problem.tensors)
+        simulation = simulate(problem, ops_of(keys, count))
+        whose = simulation.tensor[simulation.copies_of_events]
+        found = np.bincount(whose, minlength=tensors)
+        events_at = np.concatenate([[0], (_ROOM * found + _MORE).cumsum()])
+        events = np.zeros(events_at[-1], dtype=np.int64)
+        is_read = np.ones(len(simulation.events), dtype=np.int64)
+        is_read[simulation.begins] = 0
+        among = np.arange(len(whose)) - np.searchsorted(whose, whose)
+        events[events_at[whose] + among] = 2 * keys[simulation.events] + is_read
+        lasting = np.flatnonzero(problem.is_result & (found > 0))
+        events[events_at[lasting] + found[lasting]] = 2 * (count * (count + 1) + count) + 1
+        found[lasting] += 1
+
+        length = len(keys)
+        change = np.zeros(length + 2, dtype=np.int64)
+        np.add.at(change, simulation.made, problem.sizes[simulation.tensor])
+        np.subtract.at(change, simulation.last + 1, problem.sizes[simulation.tensor])
+        live = change[:length].cumsum()
+
+        def roomy(array: np.ndarray) -> np.ndarray:
+            return np.concatenate([array, np.zeros(_ROOM * length + 1000, dtype=np.int64)])
+
+        return cls(
+            np.array([length]),
+            roomy(keys),
+            roomy(live),
+            roomy(simulation.timeline - live),
+            np.bincount(ops_of(keys, count), minlength=count),
+            events,
+            events_at,
+            found,
+        )
+
+
+def _keys(problem: Problem, schedule: Schedule) -> np.ndarray:
+    """The keys of a schedule's runs; of a second one in the slot of the next backward op."""
+    count, first = len(problem.ops), problem.forward_count
+    keys: set[int] = set()
+    waiting: list[int] = []
+    begun, latest = False, -1
+    for index in np.asarray(schedule).tolist():
+        begun = begun or index >= first or index <= latest
+        latest = index
+        if not begun or index >= first:
+            keys.update(index * (count + 1) + op for op in (*waiting, count))
+            waiting = []
+        else:
+            waiting.append(index)
+    return np.array(sorted(keys), dtype=np.int64)
+
+
+def ops_of(keys: np.ndarray, count: int) -> np.ndarray:
+    """The ops that run, of `count` ops in all."""
+    op = keys % (count + 1)
+    return np.where(op < count, op, keys // (count + 1))
+
+
+@compiled
+def op_of(key: int, count: int) -> int:
+    """The op that a key runs."""
+    op = key % (count + 1)
+    return op if op < count else key // (count + 1)
+
+
+@compiled
+def found(array: np.ndarray, begin: int, end: int, value: int) -> int:
+    """The first place from `begin` on, up to `end`, where an ascending array is at least that."""
+    while begin < end:
+        middle = (begin + end) >> 1
+        if array[middle] < value:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@compiled
+def above(bytes_: int, budget: int) -> int:
+    """How much so many bytes exceed the budget, counted for more than they are."""
+    return bytes_ - budget + (budget >> _STEP) if bytes_ > budget else 0
+
+
+@compiled
+def total_above(runs: Runs, budget: int) -> int:
+    """How much all runs exceed the budget."""
+    excess = 0
+    for i in range(runs.length[0]):
+        excess += above(runs.live[i] + runs.beside[i], budget)
+    return excess
+
+
+@compiled
+def _change(runs: Runs, begin: int, end: int, bytes_: int, budget: int) -> int:
+    """Adds bytes to what is alive during some runs; returns the change in excess."""
+    excess = 0
+    for i in range(begin, end):
+        before = runs.live[i] + runs.beside[i]
+        runs.live[i] += bytes_
+        excess += above(before + bytes_, budget) - above(before, budget)
+    return excess
+
+
+@compiled
+def _lend(step: Step, runs: Runs, key: int, budget: int) -> int:
+    """Works out anew what an input of a run lends to an output; returns the change in excess."""
+    op = op_of(key, step.ops)
+    most = 0
+    for edge in range(step.reads_at[op], step.reads_at[op + 1]):
+        if step.fits[edge]:
+            tensor = step.reads[edge]
+            begin = runs.events_at[tensor]
+            end = begin + runs.events_of[tensor]
+            after = found(runs.events, begin, end, 2 * key + 1) + 1
+            if (after == end or runs.events[after] % 2 == 0) and step.size[tensor] > most:
+                most = step.size[tensor]
+    beside = step.workspace[op] - most
+    i = found(runs.keys, 0, runs.length[0], key)
+    before = runs.live[i] + runs.beside[i]
+    change = above(runs.live[i] + beside, budget) - above(before, budget)
+    runs.beside[i] = beside
+    return change
+
+
+@compiled
+def has(runs: Runs, key: int) -> bool:
+    """Whether a schedule has a run."""
+    i = found(runs.keys, 0, runs.length[0], key)
+    return i < runs.length[0] and runs.keys[i] == key
+
+
+@compiled
+def may_add(step: Step, runs: Runs, key: int) -> bool:
+    """Whether there is room for a run, and what it reads has been made before."""
+    op = op_of(key, step.ops)
+    for edge in range(step.reads_at[op], step.reads_at[op + 1]):
+        tensor = step.reads[edge]
+        begin = runs.events_at[tensor]
+        is_full = begin + runs.events_of[tensor] == runs.events_at[tensor + 1]
+        if is_full or runs.events[begin] > 2 * key:
+            return False
+    for edge in range(step.makes_at[op], step.makes_at[op + 1]):
+        tensor = step.makes[edge]
+        if runs.events_at[tensor] + runs.events_of[tensor] == runs.events_at[tensor + 1]:
+            return False
+    return runs.length[0] < len(runs.keys)
+
+
+@compiled
+def add(step: Step, runs: Runs, key: int, budget: int) -> int:
+    """Adds a run; returns the change in excess."""
+    op = op_of(key, step.ops)
+    length = runs.length[0]
+    at = found(runs.keys, 0, length, key)
+    # What is alive both before and after it: what is alive during the next run, less what it makes.
+    alive = runs.live[at]
+    next_op = op_of(runs.keys[at], step.ops)
+    for edge in range(step.makes_at[next_op], step.makes_at[next_op + 1]):
+        alive -= step.size[step.makes[edge]]
+    for i in range(length, at, -1):
+        runs.keys[i] = runs.keys[i - 1]
+        runs.live[i] = runs.live[i - 1]
+        runs.beside[i] = runs.beside[i - 1]
+    runs.keys[at] = key
+    runs.live[at] = alive
+    runs.beside[at] = step.workspace[op]
+    runs.length[0] = length + 1
+    runs.times[op] += 1
+    excess = above(alive + step.workspace[op], budget)
+    for edge in range(step.reads_at[op], step.reads_at[op + 1]):
+        tensor = step.reads[edge]
+        place, end = _insert(runs, tensor, 2 * key + 1)
+        if place + 1 == end or runs.events[place + 1] % 2 == 0:  # it is the last reader
+            excess += _lengthen(step, runs, tensor, place, at + 1, budget)
+    for edge in range(step.makes_at[op], step.makes_at[op + 1]):
+        tensor = step.makes[edge]
+        place, end = _insert(runs, tensor, 2 * key)
+        is_read = place + 1 < end and runs.events[place + 1] % 2 == 1
+        if is_read and place > runs.events_at[tensor]:
+            excess += _shorten(step, runs, tensor, place, at, budget)
+        else:
+            excess += _change(runs, at, at + 1, step.size[tensor], budget)
+    return excess + _lend(step, runs, key, budget)
+
+
+@compiled
+def remove(step: Step, runs: Runs, key: int, budget: int) -> int:
+    """Removes a run that is not the first to make what is read; returns the change in excess."""
+    op = op_of(key, step.ops)
+    length = runs.length[0]
+    at = found(runs.keys, 0, length, key)
+    excess = 0
+    for edge in range(step.makes_at[op], step.makes_at[op + 1]):
+        tensor = step.makes[edge]
+        place, end = _delete(runs, tensor, 2 * key)
+        is_read = place < end and runs.events[place] % 2 == 1
+        if is_read and place > runs.events_at[tensor]:
+            excess += _lengthen(step, runs, tensor, place, at, budget)
+    for edge in range(step.reads_at[op], step.reads_at[op + 1]):
+        tensor = step.reads[edge]
+        place, end = _delete(runs, tensor, 2 * key + 1)
+        if place == end or runs.events[place] % 2 == 0:
+            excess += _shorten(step, runs, tensor, place, at, budget)
+    excess -= above(runs.live[at] + runs.beside[at], budget)
+    for i in range(at, length - 1):
+        runs.keys[i] = runs.keys[i + 1]
+        runs.live[i] = runs.live[i + 1]
+        runs.beside[i] = runs.beside[i + 1]
+    runs.length[0] = length - 1
+    runs.times[op] -= 1
+    return excess
+
+
+@compiled
+def _insert(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
+    """Adds an event of a tensor; returns its place, and where the tensor's events end."""
+    begin = runs.events_at[tensor]
+    end = begin + runs.events_of[tensor]
+    place = found(runs.events, begin, end, event)
+    for i in range(end, place, -1):
+        runs.events[i] = runs.events[i - 1]
+    runs.events[place] = event
+    runs.events_of[tensor] += 1
+    return place, end + 1
+
+
+@compiled
+def _delete(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
+    """Removes an event of a tensor; returns its place, and where the tensor's events end."""
+    begin = runs.events_at[tensor]
+    end = begin + runs.events_of[tensor]
+    place = found(runs.events, begin, end, event)
+    for i in range(place, end - 1):
+        runs.events[i] = runs.events[i + 1]
+    runs.events_of[tensor] -= 1
+    return place, end - 1
+
+
+@compiled
+def _lengthen(step: Step, runs: Runs, tensor: int, place: int, until: int, budget: int) -> int:
+    """A copy lives on after the event before `place`, to the run `until`."""
+    before = runs.events[place - 1]
+    last = found(runs.keys, 0, runs.length[0], before >> 1)
+    excess = _change(runs, last + 1, until, step.size[tensor], budget)
+    return excess + (_lend(step, runs, before >> 1, budget) if before % 2 else 0)
+
+
+@compiled
+def _shorten(step: Step, runs: Runs, tensor: int, place: int, until: int, budget: int) -> int:
+    """A copy that lived to the run `until` dies with the event before `place`."""
+    before = runs.events[place - 1]
+    last = found(runs.keys, 0, runs.length[0], before >> 1)
+    excess = _change(runs, last + 1, until, -step.size[tensor], budget)
+    return excess + (_lend(step, runs, before >> 1, budget) if before % 2 else 0)
+
+
+@compiled
+def is_idle(step: Step, runs: Runs, key: int) -> bool:
+    """Whether nothing reads what a run makes, and it need not be."""
+    op = op_of(key, step.ops)
+    begin, end = step.makes_at[op], step.makes_at[op + 1]
+    for edge in range(begin, end):
+        tensor = step.makes[edge]
+        at = runs.events_at[tensor]
+        last = at + runs.events_of[tensor]
+        after = found(runs.events, at, last, 2 * key) + 1
+        is_read = after < last and runs.events[after] % 2 == 1
+        is_only = after == last and runs.events[at] == 2 * key
+        if is_read or is_only:
+            return False
+    return step.may_repeat[op] and end > begin
