@@ -74,10 +74,12 @@ def annealed(
     if not len(candidates):
         return None
     best = np.zeros(len(runs.keys), dtype=np.int64)
-    length = _search(
-        step, runs, candidates, budget, most_runs, moves, (hot, _COLD), seed, best
-    )
-    return ops_of(best[:length], len(problem.ops)).tolist() if length else None
+    length = _search(step, runs, candidates, budget, most_runs, moves, (hot, _COLD), seed, best)
+    if not length:
+        return None
+    runs = Runs.of(problem, ops_of(best[:length], len(problem.ops)))
+    _settle(step, runs, budget)
+    return ops_of(runs.keys[: runs.length[0]], len(problem.ops)).tolist()
 
 
 @compiled
@@ -133,6 +135,48 @@ def _search(
         length = runs.length[0]
         best[:length] = runs.keys[:length]
     return length
+
+
+@compiled
+def _settle(step: Step, runs: Runs, budget: int) -> None:
+    """Takes away what a schedule within the budget does not need.
+
+    Those are second runs that there is room to spare, and first runs that come late though they
+    could come in the forward pass: what runs there is no copy.
+    """
+    factor = step.ops + 1
+    trail = np.empty(_LONGEST, np.int64)
+    for op in range(step.first):
+        home = op * factor + step.ops
+        if not has(runs, home) and may_add(step, runs, home):
+            late = _first_of(step, runs, op)
+            more = add(step, runs, home, budget)
+            more += remove(step, runs, late, budget)
+            if more > 0:
+                add(step, runs, late, budget)
+                remove(step, runs, home, budget)
+    at = 0
+    while at < runs.length[0]:
+        key = runs.keys[at]
+        at += 1
+        if key % factor < step.ops and not _is_first(step, runs, key):
+            more = remove(step, runs, key, budget)
+            trail[0] = ~key
+            less, _, done = _tidy(step, runs, key, budget, trail, 1)
+            if more + less > 0:
+                for i in range(done - 1, -1, -1):
+                    add(step, runs, ~trail[i], budget)
+            else:
+                at -= 1
+
+
+@compiled
+def _first_of(step: Step, runs: Runs, op: int) -> int:
+    """The first run of an op."""
+    for i in range(runs.length[0]):
+        if op_of(runs.keys[i], step.ops) == op:
+            return runs.keys[i]
+    return -1
 
 
 @compiled

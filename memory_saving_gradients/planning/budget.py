@@ -86,7 +86,7 @@ def within(
     starts = [start for start in starts if _most(problem, start) <= most_runs]
     starts += [known] if known is not None else []
     found = [
-        annealed(problem, start, budget, most_runs, _moves(problem) // (2 * len(starts)))
+        annealed(problem, start, budget, most_runs, most_moves(problem) // (2 * len(starts)))
         for start in reported(starts)
     ]
     fitting: list[Schedule] = [schedule for schedule in found if schedule]
@@ -103,7 +103,7 @@ def within(
     if cost(best) < (1 + bound) * problem.costs.sum() * (1 + _CLOSE):
         return best
     for round_ in reported(range(1, _ROUNDS + 1)):
-        moves = _moves(problem) // _ROUNDS
+        moves = most_moves(problem) // _ROUNDS
         later = annealed(problem, best, budget, most_runs, moves, _LATER_HOT, seed=round_)
         cheaper = _cheapest(problem, [best, later or best])
         if cost(best) - cost(cheaper) < _GIVE_UP * cost(best):
@@ -131,7 +131,7 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
         if peak - bound <= _FINE * peak:
             break
         budget = int(math.sqrt(peak * bound))
-        found = annealed(problem, best, budget, most_runs, _moves(problem) // _HALVINGS)
+        found = annealed(problem, best, budget, most_runs, most_moves(problem) // _HALVINGS)
         if found:
             best, peak = found, simulate(problem, found).peak
         else:
@@ -139,7 +139,8 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     return best
 
 
-def _moves(problem: Problem) -> int:
+def most_moves(problem: Problem) -> int:
+    """How many moves a search of a problem may try in all."""
     count = max(1, len(problem.ops))
     return min(_MOVES_PER_OP * count, _MOST_MOVES * _MANY_OPS // max(count, _MANY_OPS))
 

@@ -1,0 +1,94 @@
+"""What memory costs: the lowest peak for an extra cost, and the knee of the curve.
+
+The frontier of a step is the cheapest schedule for every budget. Both questions are asked of it by
+planning for budgets in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from memory_saving_gradients.planning.anneal import annealed
+from memory_saving_gradients.planning.bounds import least_peak
+from memory_saving_gradients.planning.budget import UNBOUNDED, lowest, most_moves, within
+from memory_saving_gradients.planning.nested import Nested
+from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.progress import reported
+from memory_saving_gradients.planning.simulate import simulate
+
+# What lies between the plain peak and the least one is halved so many times, or until they are so
+# close.
+_HALVINGS = 8
+_FINE = 0.005
+
+# The knee is looked for among so many budgets.
+_BUDGETS = 8
+
+
+def cheaper_than(problem: Problem, max_overhead: float, most_runs: int = UNBOUNDED) -> Schedule:
+    """The lowest peak found at no more than an extra cost.
+
+    Args:
+        problem: the step.
+        max_overhead: the extra cost allowed, as a share of the cost of the plain step.
+        most_runs: how often an op may run.
+    """
+    allowed = (1 + max_overhead) * problem.costs.sum()
+    best: Schedule = range(len(problem.ops))
+    peak, least = simulate(problem, best).peak, least_peak(problem)
+    for _ in reported(range(_HALVINGS)):
+        if peak - least <= _FINE * peak:
+            break
+        budget = int(math.sqrt(peak * least))
+        found = _tried(problem, best, budget, most_runs)
+        if found is not None and simulate(problem, found).cost <= allowed:
+            best, peak = found, simulate(problem, found).peak
+        else:
+            least = budget
+    return best
+
+
+def at_knee(problem: Problem, most_runs: int) -> Schedule:
+    """The schedule beyond which memory gets dear.
+
+    Of the frontier from the plain step to the lowest peak, with the logarithm of the peak and
+    the cost both from 0 to 1, it is the point farthest below the straight line between the two (Satopää et al., "Finding a Kneedle in a
+    Haystack", 2011).
+
+    Args:
+        problem: the step.
+        most_runs: how often an op may run.
+    """
+    floor = simulate(problem, lowest(problem, most_runs)).peak
+    points = list(_frontier(problem, floor, most_runs))
+    peaks = np.array([simulate(problem, schedule).peak for schedule in points], dtype=float)
+    costs = np.array([simulate(problem, schedule).cost for schedule in points])
+    saved = np.log(peaks[0] / peaks) / max(np.log(peaks[0] / peaks.min()), 1e-300)
+    paid = (costs - costs[0]) / max(costs.max() - costs[0], 1e-300)
+    knee = int((saved - paid).argmax())
+    return within(problem, int(peaks[knee]), most_runs, points[knee])
+
+
+def _frontier(problem: Problem, floor: int, most_runs: int) -> Iterator[Schedule]:
+    """Schedules of ever lower peaks, down to `floor`, each made from the one before."""
+    best: Schedule = range(len(problem.ops))
+    yield best
+    for budget in reported(np.geomspace(simulate(problem, best).peak, floor, _BUDGETS + 1)[1:]):
+        found = _tried(problem, best, math.ceil(budget), most_runs)
+        if found is not None:
+            best = found
+            yield best
+
+
+def _tried(problem: Problem, start: Schedule, budget: int, most_runs: int) -> Schedule | None:
+    """The cheaper of the schedules that short searches find within a budget."""
+    nested = Nested(problem, budget).schedule(1.0)
+    few = nested and np.bincount(nested).max() <= most_runs
+    starts = [start, nested] if nested and few else [start]
+    moves = most_moves(problem) // (_BUDGETS * len(starts))
+    found = [annealed(problem, one, budget, most_runs, moves) for one in starts]
+    fitting = [schedule for schedule in found if schedule]
+    return min(fitting, key=lambda schedule: simulate(problem, schedule).cost, default=None)
