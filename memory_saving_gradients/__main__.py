@@ -59,12 +59,18 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("target", metavar="TARGET")
     report.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: 32")
     how = report.add_mutually_exclusive_group()
-    how.add_argument("--checkpoints", choices=["memory", "speed"], help="default: memory")
+    how.add_argument("--checkpoints", choices=["memory", "speed", "auto"], help="default: memory")
     how.add_argument(
         "--memory-budget",
         type=_budget,
         metavar="B",
         help='the peak to stay within: "4GB", "800MiB", or a share of the plain peak such as 0.5',
+    )
+    how.add_argument(
+        "--max-overhead",
+        type=float,
+        metavar="X",
+        help="the extra cost to stay within, as a share of the step's, such as 0.1",
     )
     report.add_argument(
         "--measure",

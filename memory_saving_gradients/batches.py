@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from memory_saving_gradients.budgets import parse_budget
-from memory_saving_gradients.planning.budget import within
-from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.frontier import cheaper_than
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import bar
@@ -114,16 +113,22 @@ def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> Max
     search = _Search(step, allowed)
     with bar("looking for the largest batch", len(_WAYS)) as tick:
         ways: dict[str, Largest] = {}
-        for name, most in _WAYS.items():
-            cheaper = (way.batch_size for way in ways.values() if way.overhead <= most)
-            ways[name] = search.largest(name, max(cheaper, default=0))
+        for name in _WAYS:
+            ways[name] = search.largest(name, ways["plain"].batch_size if ways else 0)
             tick()
     return MaxBatch(allowed, step.variables_bytes, ways)
 
 
-# The ways to train, and the extra cost that each may have.
-_WAYS = {"plain": 0.0, "speed": math.inf, "memory": math.inf}
-_WAYS |= {f"{most:.0%} extra cost": most for most in (0.1, 0.2, 0.33)}
+# The ways to train, each with what makes a schedule.
+_WAYS: dict[str, Callable[[Problem], Schedule]] = {
+    "plain": baseline,
+    "speed": STRATEGIES["speed"],
+    "memory": STRATEGIES["memory"],
+}
+_WAYS |= {
+    f"{most:.0%} extra cost": functools.partial(cheaper_than, max_overhead=most)
+    for most in (0.1, 0.2, 0.33)
+}
 
 
 class _Search:
@@ -137,8 +142,9 @@ class _Search:
             raise ValueError(
                 "the step fixes the batch of its inputs: leave their first dimension None"
             )
-        self._looked: dict[tuple[str, int], Largest] = {}  # what is foretold, by kind and batch
-        self._planned = functools.cache(functools.partial(self._taken, self._read))
+        self._planned = functools.cache(functools.partial(self._taken, anew=True))
+        self._foretold = functools.cache(functools.partial(self._taken, anew=False))
+        self._schedules: dict[str, list[Schedule]] = {}
 
     def largest(self, name: str, known: int) -> Largest:
         """The largest batch that fits in a way: foretold, then planned at that very size.
@@ -148,76 +154,57 @@ class _Search:
             known: a batch that fits; 0 for none.
         """
         batch = self._search(name, known)
-        found = self._planned(_kind(name), batch) if batch else None
-        while found and not self._fits(name, found):
+        found = self._planned(name, batch) if batch else None
+        while found and not self._fits(found):
             batch = int(batch * min(_STEP, self._allowed / found.bytes))
-            found = self._planned(_kind(name), batch) if batch else None
+            found = self._planned(name, batch) if batch else None
         if found is None:
             return Largest(0, self._step.variables_bytes, 0.0, 0.0)
         fixed = self._step.variables_bytes
         larger = int(found.batch_size * (self._allowed - fixed) / max(found.bytes - fixed, 1))
         if (1 + _CLOSE) * found.batch_size < larger <= _LARGEST:
-            more = self._planned(_kind(name), larger)
-            found = more if self._fits(name, more) else found
+            more = self._planned(name, larger)
+            found = more if self._fits(more) else found
         return found
 
     def _search(self, name: str, known: int) -> int:
         """The largest batch that is foretold to fit, nearly; 0 where none is."""
-        seen = {
-            batch: self._fits(name, found)
-            for (kind, batch), found in self._looked.items()
-            if kind == _kind(name)
-        }
-        low = max([known, *(batch for batch, fits in seen.items() if fits)])
-        high = min((batch for batch, fits in seen.items() if not fits and batch > low), default=0)
-        if not high:
-            high = max(1, 2 * low)
-            while high <= _LARGEST and self._foretold_to_fit(name, high):
-                low, high = high, 2 * high
+        # Of a larger batch than fits plain, as activations hardly count in a small one.
+        self._schedules[name] = [_WAYS[name](one) for one in self._grown(max(1, 2 * known))]
+        low, high = known, max(1, 2 * known)
+        while high <= _LARGEST and self._fits(self._foretold(name, high)):
+            low, high = high, 2 * high
         while high - low > max(1, _CLOSE * low) and low < _LARGEST:
             middle = (low + high) // 2
-            if self._foretold_to_fit(name, middle):
+            if self._fits(self._foretold(name, middle)):
                 low = middle
             else:
                 high = middle
         return min(low, _LARGEST)
 
-    def _foretold_to_fit(self, name: str, batch: int) -> bool:
-        key = _kind(name), batch
-        if key not in self._looked:
-            self._looked[key] = self._taken(self._grown, *key)
-        return self._fits(name, self._looked[key])
-
-    def _fits(self, name: str, found: Largest) -> bool:
-        return found.bytes <= self._allowed and found.overhead <= _WAYS[name]
+    def _fits(self, found: Largest) -> bool:
+        return found.bytes <= self._allowed
 
     def _grown(self, batch: int) -> list[Problem]:
         more = batch - _FIRST
         return [reading.problem.grown(reading.growth, more) for reading in self._first]
 
-    def _read(self, batch: int) -> list[Problem]:
-        return [reading.problem for reading in self._step.readings(batch)]
-
-    def _taken(self, problems: Callable[[int], list[Problem]], kind: str, batch: int) -> Largest:
-        """What a batch takes: plain, by a strategy, or by the cheapest plan that fits."""
+    def _taken(self, name: str, batch: int, anew: bool) -> Largest:
+        """What a batch takes: planned anew, or by the schedules of another batch."""
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
-        peaks, costs, seconds = [], 0.0, 0.0
-        for problem in problems(batch):
-            found = plain_peak(problem), float(problem.costs.sum())
-            seconds += found[1]
-            if kind in STRATEGIES:
-                found = min(found, _judged(problem, STRATEGIES[kind](problem)))
-            elif kind == "budget" and found[0] > self._allowed - fixed:
-                found = _judged(problem, within(problem, max(0, self._allowed - fixed)))
-            peaks.append(found[0])
-            costs += found[1]
-        return Largest(
-            batch, fixed + max(peaks), costs / seconds - 1 if seconds else 0.0, costs / batch
-        )
-
-
-def _kind(name: str) -> str:
-    return name if _WAYS[name] in (0.0, math.inf) else "budget"
+        if anew:
+            problems = [reading.problem for reading in self._step.readings(batch)]
+            schedules = [_WAYS[name](problem) for problem in problems]
+        else:
+            problems, schedules = self._grown(batch), self._schedules[name]
+        taken = [
+            min((plain_peak(problem), float(problem.costs.sum())), _judged(problem, schedule))
+            for problem, schedule in zip(problems, schedules, strict=True)
+        ]
+        seconds = sum(float(problem.costs.sum()) for problem in problems)
+        costs = sum(cost for _, cost in taken)
+        overhead = costs / seconds - 1 if seconds else 0.0
+        return Largest(batch, fixed + max(peak for peak, _ in taken), overhead, costs / batch)
 
 
 def _judged(problem: Problem, schedule: Schedule) -> tuple[int, float]:

@@ -23,7 +23,7 @@ Checkpoints: TypeAlias = (
     | Sequence[str | re.Pattern | tf.Tensor | tf.Operation]
 )
 
-_CHOOSE_BY_THEMSELVES = " and ".join(f'"{name}"' for name in sorted(STRATEGIES))
+_CHOOSE_BY_THEMSELVES = ", ".join(f'"{name}"' for name in sorted(STRATEGIES))
 
 
 def resolve(

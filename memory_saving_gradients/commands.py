@@ -112,6 +112,8 @@ def _wish(options: argparse.Namespace) -> dict[str, Any]:
     """What was asked for, as `save_memory` takes it."""
     if options.memory_budget is not None:
         return {"checkpoints": "memory", "memory_budget": options.memory_budget}
+    if options.max_overhead is not None:
+        return {"checkpoints": "memory", "max_overhead": options.max_overhead}
     return {"checkpoints": options.checkpoints or "memory"}
 
 

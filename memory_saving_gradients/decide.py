@@ -10,6 +10,7 @@ from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
+from memory_saving_gradients.planning.frontier import cheaper_than
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
@@ -54,7 +55,15 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
         return wish.plan.schedule, list(wish.plan.given)
     kept = [t for t in wish.kept or () if t.name in reading.tensor_of]
     tensors = None if wish.kept is None else frozenset(reading.tensor_of[t.name] for t in kept)
-    question = _Question(problem.structure, wish.strategy, tensors, budget, wish.most_runs, problem)
+    question = _Question(
+        problem.structure,
+        wish.strategy,
+        tensors,
+        budget,
+        wish.max_overhead,
+        wish.most_runs,
+        problem,
+    )
     return _answer(question), [t.name for t in kept]
 
 
@@ -66,6 +75,7 @@ class _Question:
     strategy: str
     kept: frozenset[int] | None
     budget: int | None
+    max_overhead: float | None
     most_runs: int
     problem: Problem = dataclasses.field(compare=False)
 
@@ -74,13 +84,15 @@ class _Question:
 def _answer(question: _Question) -> Schedule:
     """The schedule; replicas of a model, and a graph that is traced again, get the same one."""
     problem, kept = question.problem, question.kept
-    if question.budget is not None:
+    if question.budget is not None or question.max_overhead is not None:
         allowed = (
             without_expensive(problem)
             if question.strategy == "speed"
             else pinning(problem, set(kept or ()))
         )
-        return within(allowed, question.budget, question.most_runs)
+        if question.budget is not None:
+            return within(allowed, question.budget, question.most_runs)
+        return cheaper_than(allowed, question.max_overhead or 0.0, question.most_runs)
     if kept is not None:
         return keep_given(problem, set(kept))
     return STRATEGIES[question.strategy](problem)

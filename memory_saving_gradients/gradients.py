@@ -32,6 +32,7 @@ def gradients(
     stop_gradients: Any = None,
     unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     memory_budget: int | str | float | None = None,
+    max_overhead: float | None = None,
     max_recompute: int | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     device: str = "cpu",
@@ -54,6 +55,7 @@ def gradients(
             `"collection"` (those in the graph collection "checkpoints"),
             `"memory"` (the lowest peak found with every op run at most twice),
             `"speed"` (only cheap ops run twice),
+            `"auto"` (the knee: most of what "memory" saves, for less),
             a list of tensors, ops, their names, or regular expressions that are searched in
             the names of tensors, or
             a function from a `tf.Operation` to bool that says whether to keep the op's outputs.
@@ -69,8 +71,10 @@ def gradients(
             copies); variables, constants and fed inputs are not counted. Where it needs to, the
             plan runs ops more than twice. With a budget, `checkpoints` may be left out; tensors
             given there are kept.
-        max_recompute: with a budget, how often an op may be recomputed at most; 1 means that it
-            runs at most twice. None sets no bound.
+        max_overhead: the extra cost to stay within, a float above 0 as a share of the plain step's
+            estimated cost: the lowest peak for it is planned. It takes the place of a budget.
+        max_recompute: with one of the two, how often an op may be recomputed at most; 1 means that
+            it runs at most twice. None sets no bound.
         plan: a plan of the same graph to apply again, or the path where `Plan.save` put it; then
             nothing is planned.
         device: what to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local" for
@@ -107,6 +111,7 @@ def gradients(
     options = Options(
         checkpoints,
         memory_budget=memory_budget,
+        max_overhead=max_overhead,
         max_recompute=max_recompute,
         plan=plan,
         device=device,

@@ -30,11 +30,12 @@ class Wish:
     """What to plan for one graph.
 
     Attributes:
-        strategy: "memory", "speed", "collection", "list", "policy", or "budget" where the budget
-            alone decides, or "plan".
+        strategy: "memory", "speed", "auto", "collection", "list", "policy", "budget" or "overhead"
+            where that alone decides, or "plan".
         kept: the tensors to keep; None for a strategy that chooses by itself.
         budget: bytes (int), a share of the baseline peak (float), or None for no budget.
-        most_runs: how often an op may run, with a budget.
+        max_overhead: the extra cost allowed, as a share of the plain step's; None for any.
+        most_runs: how often an op may run, with a budget or an overhead.
         plan: the plan to apply; of the rest nothing counts then.
         device: the device to estimate costs for.
         cost_model: "analytical" or "measured".
@@ -46,6 +47,7 @@ class Wish:
     strategy: str
     kept: list[tf.Tensor] | None
     budget: int | float | None = None
+    max_overhead: float | None = None
     most_runs: int = UNBOUNDED
     plan: Plan | None = None
     device: str = "cpu"
@@ -66,6 +68,7 @@ class Options:
 
     checkpoints: Checkpoints = "collection"
     memory_budget: int | str | float | None = None
+    max_overhead: float | None = None
     max_recompute: int | None = None
     plan: Plan | str | os.PathLike[str] | None = None
     device: str = "cpu"
@@ -81,16 +84,28 @@ class Options:
                 f'cost_model must be "analytical" or "measured", got {self.cost_model!r}'
             )
         if self.plan is not None:
-            if not self._says("collection") or self.memory_budget is not None:
-                raise ValueError("a plan decides all: leave out checkpoints and memory_budget")
+            asked = self.memory_budget is not None or self.max_overhead is not None
+            if asked or not self._says("collection"):
+                raise ValueError(
+                    "a plan decides all: leave out checkpoints, memory_budget and max_overhead"
+                )
             if not isinstance(self.plan, Plan | str | os.PathLike):
                 raise TypeError(
                     f"plan must be a Plan or the path of a saved one, got {self.plan!r}"
                 )
         if self.memory_budget is not None:
             parse_budget(self.memory_budget)
+            if self.max_overhead is not None:
+                raise ValueError(
+                    "memory_budget asks for the least overhead in so many bytes, and max_overhead "
+                    "for the fewest bytes at such an overhead: give one of them"
+                )
+        elif self.max_overhead is not None:
+            _check_overhead(self.max_overhead)
         elif self.max_recompute is not None:
-            raise ValueError("max_recompute bounds what a memory_budget may do: give both")
+            raise ValueError(
+                "max_recompute bounds what a memory_budget or max_overhead may do: give both"
+            )
         _most_runs(self.max_recompute)
         _sizes(self.batch_size)
         check_checkpoints(self.checkpoints)
@@ -131,14 +146,17 @@ class Options:
             if sizes.assumed and plan.batch_size is not None:
                 wish = dataclasses.replace(wish, sizes=InputSizes(plan.batch_size))
             return dataclasses.replace(wish, plan=plan)
-        if self.memory_budget is not None:
+        budgeted = self.memory_budget is not None
+        if budgeted or self.max_overhead is not None:
             wish = dataclasses.replace(
                 wish,
-                budget=parse_budget(self.memory_budget),
+                budget=parse_budget(self.memory_budget) if budgeted else None,
+                max_overhead=self.max_overhead,
                 most_runs=_most_runs(self.max_recompute),
             )
-            if self._says("memory") or is_empty_collection(self.checkpoints, graph):
-                return dataclasses.replace(wish, strategy="budget")
+            free = self._says("memory") or self._says("auto")
+            if free or is_empty_collection(self.checkpoints, graph):
+                return dataclasses.replace(wish, strategy="budget" if budgeted else "overhead")
         strategy, kept = resolve(self.checkpoints, forward, graph)
         return dataclasses.replace(wish, strategy=strategy, kept=kept)
 
@@ -158,6 +176,24 @@ def _sizes(batch_size: BatchSize) -> InputSizes:
             )
         shapes[name.partition(":")[0]] = tuple(map(_size, sizes))
     return InputSizes(shapes=tuple(shapes.items()))
+
+
+def _check_overhead(value: Any) -> None:
+    """Raises if an extra cost is no share."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"max_overhead must be a float, the extra cost as a share of the step's, got {value!r}"
+        )
+    if not 0 < float(value) <= _MOST_OVERHEAD:
+        hint = f" Did you mean {float(value) / 100}?" if float(value) > _MOST_OVERHEAD else ""
+        raise ValueError(
+            "max_overhead must be above 0 and up to "
+            f"{_MOST_OVERHEAD}, such as 0.1 for a tenth of the step's cost, got {value!r}.{hint}"
+        )
+
+
+# A larger one is meant in percent.
+_MOST_OVERHEAD = 4
 
 
 def _size(value: Any) -> int:

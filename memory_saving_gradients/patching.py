@@ -35,6 +35,7 @@ class patch:
     Args:
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
+        max_overhead: the extra cost to stay within, as in `gradients`.
         batch_size: what to plan for where the graph does not tell, as in `gradients`.
         verify: whether to measure a run while the step is traced, as in `gradients`.
         running_sums: whether to add gradients as they come, as in `gradients`.
@@ -59,6 +60,7 @@ class patch:
         self,
         checkpoints: Checkpoints = "memory",
         memory_budget: int | str | float | None = None,
+        max_overhead: float | None = None,
         batch_size: BatchSize = None,
         verify: bool = False,
         running_sums: bool = True,
@@ -66,6 +68,7 @@ class patch:
         self.options = Options(
             checkpoints,
             memory_budget,
+            max_overhead,
             batch_size=batch_size,
             verify=verify,
             running_sums=running_sums,

@@ -31,8 +31,8 @@ class Plan:
     """A schedule for a step, and what it takes.
 
     Attributes:
-        strategy: the strategy that made it: "memory", "speed", "collection", "list", "policy", or
-            "budget" where a budget alone decided.
+        strategy: the strategy that made it: "memory", "speed", "auto", "collection", "list",
+            "policy", or "budget" or "overhead" where that alone decided.
         budget_bytes: the budget that it was made for, in bytes; None if there was none.
         baseline_peak_bytes: predicted peak of the step without recomputation, in bytes.
         peak_bytes: predicted peak of this plan, in bytes.

@@ -47,7 +47,7 @@ from memory_saving_gradients.graph.trace import CannotMeasure
 from memory_saving_gradients.options import Options, Wish
 from memory_saving_gradients.plan import Plan, record_plan
 from memory_saving_gradients.planning.simulate import plain_peak
-from memory_saving_gradients.planning.strategies import STRATEGIES
+from memory_saving_gradients.planning.strategies import STRATEGIES, WHAT
 from memory_saving_gradients.progress import shown
 from memory_saving_gradients.verify import apply
 from memory_saving_gradients.warning import warn
@@ -215,7 +215,8 @@ def _save_memory(asked: Sequence[_Asked]) -> dict[str, tf.Tensor]:
             _under_way.last = dataclasses.replace(one, backward=step), edits
         pairs = zip(one.backward.results, step.results, strict=True)
         moved |= {before.name: after for before, after in pairs if before is not after}
-        logger.info("%s%s", plan, "" if saves else " (not applied)")
+        chosen = WHAT.get(plan.strategy, "")
+        logger.info("%s%s%s", plan, "" if saves else " (not applied)", chosen and f"; {chosen}")
         if saves or one.wish.budget is not None:
             record_plan(graph, plan)
             one.planned(plan)
@@ -273,7 +274,9 @@ def _joined(asked: Sequence[_Asked]) -> list[_Asked]:
 
 
 def _go_together(one: _Asked, other: _Asked) -> bool:
-    choose_alike = one.wish.strategy in (*STRATEGIES, "budget") and one.wish == other.wish
+    choose_alike = (
+        one.wish.strategy in (*STRATEGIES, "budget", "overhead") and one.wish == other.wish
+    )
     return (
         one.backward.traced
         and choose_alike

@@ -36,6 +36,7 @@ class GradientTape(tf.GradientTape):
         watch_accessed_variables: as in `tf.GradientTape`.
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
+        max_overhead: the extra cost to stay within, as in `gradients`.
         batch_size: what to plan for where the graph does not tell, as in `gradients`.
         verify: whether to measure a run while the step is traced, as in `gradients`.
         running_sums: whether to add gradients as they come, as in `gradients`.
@@ -63,6 +64,7 @@ class GradientTape(tf.GradientTape):
         *,
         checkpoints: Checkpoints = "memory",
         memory_budget: int | str | float | None = None,
+        max_overhead: float | None = None,
         batch_size: BatchSize = None,
         verify: bool = False,
         running_sums: bool = True,
@@ -71,6 +73,7 @@ class GradientTape(tf.GradientTape):
         self._options: Options | None = Options(
             checkpoints,
             memory_budget,
+            max_overhead,
             batch_size=batch_size,
             verify=verify,
             running_sums=running_sums,

@@ -59,6 +59,8 @@ OPTIONS: dict[str, dict] = {
     },
     "budget": {"memory_budget": 0.6},
     "tight budget": {"memory_budget": 0.05},
+    "overhead": {"max_overhead": 0.1},
+    "auto": {"checkpoints": "auto"},
 }
 
 

@@ -138,6 +138,32 @@ def test_max_recompute_bounds_the_runs(graph):
     assert counts[None] >= 3
 
 
+def test_the_lowest_peak_for_an_overhead(graph):
+    step = chain()
+    peaks = []
+    for most in (0.03, 0.1, 0.3):
+        gradients(step.loss, step.variables, max_overhead=most)
+        plan = plan_of(graph)
+        assert plan.strategy == "overhead"
+        assert plan.overhead <= most
+        peaks.append(plan.peak_bytes)
+    assert plan.baseline_peak_bytes > peaks[0] > peaks[1] > peaks[2]
+    gradients(step.loss, step.variables, max_overhead=4, max_recompute=1)
+    assert np.bincount(plan_of(graph).schedule).max() == 2
+
+
+def test_what_was_chosen_is_said_in_the_log(graph, caplog):
+    step = chain()
+    with caplog.at_level("INFO", "memory_saving_gradients"):
+        gradients(step.loss, step.variables, checkpoints="auto")
+        gradients_memory(step.loss, step.variables)
+    assert "the knee" in caplog.text
+    assert "every op run at most twice" in caplog.text
+    auto, memory = get_plans(graph)
+    assert memory.peak_bytes <= auto.peak_bytes < auto.baseline_peak_bytes
+    assert auto.overhead <= memory.overhead
+
+
 def test_given_checkpoints_are_kept_within_the_budget(graph):
     step = chain()
     given = [op.outputs[0] for op in graph.get_operations() if op.type == "Tanh"][2:8:2]

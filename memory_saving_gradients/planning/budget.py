@@ -52,6 +52,11 @@ _CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
 _HALVINGS = 8
 _FINE = 0.005
 
+# Then a longer search, from there or from the step as it is, goes down in such steps, as far as
+# it can.
+_LAST_STEPS = 4
+_STEP = 0.99
+
 #: The runs an op may have where nothing bounds them.
 UNBOUNDED = 2**31
 
@@ -73,9 +78,9 @@ def within(
     Returns:
         The schedule. If none was found within the budget, the one of the lowest peak found.
     """
-    plain = baseline(problem)
-    if simulate(problem, plain).peak <= budget:
-        return plain
+    for plain in (range(len(problem.ops)), baseline(problem)):
+        if simulate(problem, plain).peak <= budget:
+            return plain
     kept, bound = _one_cut(problem, budget)
     if bound == math.inf or budget < least_peak(problem):
         return known or lowest(problem, most_runs)
@@ -136,6 +141,17 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
             best, peak = found, simulate(problem, found).peak
         else:
             bound = budget
+    for _ in reported(range(_LAST_STEPS)):
+        budget = int(_STEP * peak)
+        moves = most_moves(problem) // _LAST_STEPS
+        searches = (
+            annealed(problem, start, budget, most_runs, moves)
+            for start in (best, range(len(problem.ops)))
+        )
+        lower = next((one for one in searches if one), None)
+        if not lower:
+            break
+        best, peak = lower, simulate(problem, lower).peak
     return best
 
 

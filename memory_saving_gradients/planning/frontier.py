@@ -27,6 +27,9 @@ _FINE = 0.005
 # The knee is looked for among so many budgets.
 _BUDGETS = 8
 
+# A point so little below the line, from 0 to 1, is no knee.
+_A_KNEE = 0.05
+
 
 def cheaper_than(problem: Problem, max_overhead: float, most_runs: int = UNBOUNDED) -> Schedule:
     """The lowest peak found at no more than an extra cost.
@@ -54,9 +57,9 @@ def cheaper_than(problem: Problem, max_overhead: float, most_runs: int = UNBOUND
 def at_knee(problem: Problem, most_runs: int) -> Schedule:
     """The schedule beyond which memory gets dear.
 
-    Of the frontier from the plain step to the lowest peak, with the logarithm of the peak and
-    the cost both from 0 to 1, it is the point farthest below the straight line between the two (Satopää et al., "Finding a Kneedle in a
-    Haystack", 2011).
+    Of the frontier from the plain step to the lowest peak, with both axes from 0 to 1, it is the
+    point farthest below the straight line between the two (Satopää et al., "Finding a Kneedle in a
+    Haystack", 2011). Where none is, memory costs the same all along: it is the lowest peak.
 
     Args:
         problem: the step.
@@ -66,9 +69,10 @@ def at_knee(problem: Problem, most_runs: int) -> Schedule:
     points = list(_frontier(problem, floor, most_runs))
     peaks = np.array([simulate(problem, schedule).peak for schedule in points], dtype=float)
     costs = np.array([simulate(problem, schedule).cost for schedule in points])
-    saved = np.log(peaks[0] / peaks) / max(np.log(peaks[0] / peaks.min()), 1e-300)
+    saved = (peaks[0] - peaks) / max(peaks[0] - peaks.min(), 1.0)
     paid = (costs - costs[0]) / max(costs.max() - costs[0], 1e-300)
-    knee = int((saved - paid).argmax())
+    below = saved - paid
+    knee = int(below.argmax()) if below.max() > _A_KNEE else int(peaks.argmin())
     return within(problem, int(peaks[knee]), most_runs, points[knee])
 
 
@@ -76,8 +80,9 @@ def _frontier(problem: Problem, floor: int, most_runs: int) -> Iterator[Schedule
     """Schedules of ever lower peaks, down to `floor`, each made from the one before."""
     best: Schedule = range(len(problem.ops))
     yield best
-    for budget in reported(np.geomspace(simulate(problem, best).peak, floor, _BUDGETS + 1)[1:]):
-        found = _tried(problem, best, math.ceil(budget), most_runs)
+    budgets = np.geomspace(simulate(problem, best).peak, floor, _BUDGETS + 1)[1:]
+    for budget in reported(np.ceil(budgets).astype(int).tolist()):
+        found = _tried(problem, best, budget, most_runs)
         if found is not None:
             best = found
             yield best

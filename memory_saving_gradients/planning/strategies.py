@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable
 
 from memory_saving_gradients.planning.budget import lowest, within
+from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import simulate
@@ -28,6 +29,11 @@ def memory(problem: Problem) -> Schedule:
 def speed(problem: Problem) -> Schedule:
     """The cheapest schedule found at the lowest peak without running an expensive op twice."""
     return memory(without_expensive(problem))
+
+
+def auto(problem: Problem) -> Schedule:
+    """The knee: most of what `memory` saves, for less, with every op run at most twice."""
+    return at_knee(problem, 2) if problem.may_repeat.any() else range(len(problem.ops))
 
 
 def without_expensive(problem: Problem) -> Problem:
@@ -58,5 +64,17 @@ def best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     return min(schedules, key=value)
 
 
+#: What each chooses, in a line.
+WHAT = {
+    "memory": "the lowest peak with every op run at most twice; auto, max_overhead= and "
+    "memory_budget= pay less",
+    "speed": "the lowest peak with only cheap ops run twice",
+    "auto": "the knee, where memory begins to get dear",
+}
+
 #: The strategies that choose checkpoints by themselves.
-STRATEGIES: dict[str, Callable[[Problem], Schedule]] = {"memory": memory, "speed": speed}
+STRATEGIES: dict[str, Callable[[Problem], Schedule]] = {
+    "memory": memory,
+    "speed": speed,
+    "auto": auto,
+}

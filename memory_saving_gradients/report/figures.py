@@ -105,7 +105,7 @@ def frontier(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
     axes = figure.add_subplot()
     curve = _undominated([*curve, (plan.baseline_peak_bytes / 1e6, 0.0)])
     axes.plot(*zip(*curve, strict=True), color=COLOURS["budget"], marker=".", label="budgets")
-    for (name, where), marker in zip(named.items(), "o^", strict=True):
+    for (name, where), marker in zip(named.items(), "o^s", strict=True):
         axes.plot(*where, color=COLOURS["kept"], marker=marker, ls="none", label=name)
     plain = plan.baseline_peak_bytes / 1e6, 0.0
     axes.plot(*plain, color=COLOURS["plain"], marker="D", ls="none", label="tf.gradients")

@@ -10,6 +10,7 @@ from memory_saving_gradients.report import facts
 
 if TYPE_CHECKING:
     from memory_saving_gradients.plan import Plan
+    from memory_saving_gradients.planning.problem import Problem
 
 # What holds less than this share of the peak is no obstacle.
 _MUCH = 0.25
@@ -69,13 +70,28 @@ def _several(kind: str) -> str:
     return f"{word}s{of}{rest}"
 
 
+def _origin(problem: Problem, tensor: int) -> int:
+    """The op that a kept tensor stands for: through element-wise ops, what takes as many bytes."""
+    maker = problem.made_by[tensor]
+    for _ in range(_STEPS_BACK):
+        op = problem.ops[maker]
+        if maker < 0 or op.pinned or not op.in_place or len(op.inputs) != 1:
+            break
+        maker = problem.made_by[op.inputs[0]]
+    return maker
+
+
+# So many element-wise ops lie between random numbers and what is made of them.
+_STEPS_BACK = 4
+
+
 def _kept_advice(plan: Plan) -> str:
     """Why so many activations are kept, and what to try."""
     problem = plan.problem
     sizes: collections.Counter[str] = collections.Counter()
     given = set(plan.given)
     for t in kept_tensors(problem, plan.schedule):
-        tensor, maker = problem.tensors[t], problem.made_by[t]
+        tensor, maker = problem.tensors[t], _origin(problem, t)
         if tensor.name in given:
             sizes["given"] += tensor.bytes
         elif maker >= 0 and problem.ops[maker].pinned:
