@@ -16,11 +16,12 @@ import networkx as nx
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.planning.bounds import OneCutProgram
+from memory_saving_gradients.planning.bounds import certified, lower_bound
 from memory_saving_gradients.planning.keep import kept_tensors
 from memory_saving_gradients.planning.labels import Labels
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
+from memory_saving_gradients.progress import bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,6 +51,7 @@ class Plan:
             example of the batch; empty where `batch_size` is None.
         measured_peak_bytes: the peak of a real run, in bytes, where `verify=True` asked for one.
         labels: what the user calls the ops and tensors of the problem.
+        certified_overhead: what `certify` proved: no plan for the budget has a lower overhead.
     """
 
     strategy: str
@@ -68,17 +70,45 @@ class Plan:
     growth: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     measured_peak_bytes: int | None = None
     labels: Labels = dataclasses.field(default=Labels(), repr=False)
+    certified_overhead: float = 0.0
 
     @functools.cached_property
     def lower_bound(self) -> float | None:
         """The certified lower bound on the overhead of any plan at this one's budget (its peak, if
         it has none); None, unproven, where the bound says nothing.
 
-        It is that of the one-cut linear program; see `planning.bounds`. Computed when first read.
+        It holds for all plans whose backward pass runs in the order of this one. It is the best
+        bound of linear programs for single moments (see `planning.bounds`), or that of `certify`.
+        Computed when first read.
         """
-        allowed = self.peak_bytes if self.budget_bytes is None else self.budget_bytes
-        bound = OneCutProgram(self.problem).solve(allowed).overhead
+        bound = max(lower_bound(self.problem, self._allowed), self.certified_overhead)
         return bound if bound > 0 or self.overhead <= 0 else None
+
+    @property
+    def _allowed(self) -> int:
+        return self.peak_bytes if self.budget_bytes is None else self.budget_bytes
+
+    def certify(self, seconds: float = 60.0) -> Plan:
+        """The same plan with a tighter `lower_bound`, by an integer program of several moments.
+
+        Args:
+            seconds: the time that the solver may take. Where that is not enough for the optimum,
+                what is proven by then counts.
+
+        Returns:
+            A plan that differs in `certified_overhead`, and so in `lower_bound` and `gap`.
+
+        Raises:
+            ValueError: `seconds` is not positive.
+
+        The program is that of Checkmate (Jain et al., MLSys 2020) at some of its stages; HiGHS
+        solves it.
+        """
+        if not seconds > 0:
+            raise ValueError(f"seconds must be positive, got {seconds!r}")
+        with bar(f"certifying, for up to {seconds:.0f} s", 1):
+            found = certified(self.problem, self._allowed, seconds).overhead
+        return dataclasses.replace(self, certified_overhead=max(found, self.certified_overhead))
 
     @property
     def gap(self) -> float | None:

@@ -208,3 +208,15 @@ def test_a_plan_knows_the_batch_that_it_is_for(tmp_path, options):
             found[0].save(path)
     assert found[0].schedule == found[1].schedule
     assert found[0].batch_size == found[1].batch_size
+
+
+def test_an_integer_program_certifies_more(graph):
+    step = build_v1(Chain(layers=8, width=32), 64)
+    gradients(step.loss, step.variables, memory_budget=0.6)
+    (plan,) = get_plans()
+    closer = plan.certify(seconds=20)
+    assert plan.lower_bound <= closer.lower_bound <= plan.overhead + 1e-9
+    assert closer.gap < plan.gap
+    assert dataclasses.replace(closer, certified_overhead=0.0) == plan
+    with pytest.raises(ValueError, match="seconds must be positive"):
+        plan.certify(0)

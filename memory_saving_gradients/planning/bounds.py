@@ -1,51 +1,85 @@
-"""Lower bounds that certify a plan: no schedule of any order can do better.
+"""Lower bounds that certify a plan.
 
-The one-cut linear program looks at a single moment: the run of a backward op that the rest of the
-backward pass waits for. By then its forward ancestors have run; every one of their tensors that is
-read at that moment or later is in memory, or its op runs again. What is in memory fits the budget.
-The cheapest such choice, with fractions allowed, costs no more than any schedule's recomputation.
+A program looks at moments: the runs of some backward ops. By the first of them their forward
+ancestors have run. What is read from a moment to the next is in memory at that moment, or its op
+runs again in between; what a run needs is in memory or runs again likewise; what is in memory at a
+moment fits the budget, beside the gradients that live then. The cheapest choice costs no more than
+any schedule's recomputation. With fractions allowed it is a linear program, else an integer one,
+which bounds better (the idea and the constraints are those of Checkmate, Jain et al., MLSys 2020,
+at some of its moments).
 
-What it does not see: later moments. A budget that only the bytes alive inside a segment make hard
-to keep has a bound far below what is possible.
+Two things are assumed differently. `one_cut` looks at one moment, the run of an op that all later
+ones wait for: its bound holds for every order of the ops. The others hold for schedules whose
+backward ops run in the order of the problem, as those of all plans do: at each moment, more is
+known to be alive.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
 
 import networkx as nx
 import numpy as np
 from scipy import sparse
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from memory_saving_gradients.planning.problem import Problem
 
 # So many backward ops, those with the longest way to the end, are looked at for the moment that
-# binds most.
-_MOMENTS = 4
+# binds most in any order.
+_LONGEST = 4
+
+# Of all moments, so many with the highest rough bound get a linear program of their own.
+_PROGRAMS = 6
+
+# So many moments are in an integer program.
+_MOMENTS = 12
+
+# What the solver calls whole or met may be off by so much.
+_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class OneCut:
-    """The solution of the one-cut program.
+class Bound:
+    """The solution of a program.
 
     Attributes:
         overhead: no schedule within the budget has a lower overhead; infinite if there is none.
-        kept: the share of each tensor that is in memory at the moment, from 0 to 1.
+        kept: the share of each tensor that is in memory at the first moment, from 0 to 1.
+        is_exact: whether the program was solved to its optimum in time.
     """
 
     overhead: float
     kept: np.ndarray
+    is_exact: bool = True
 
 
-class OneCutProgram:
-    """The one-cut linear program of a step, solved with HiGHS.
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """The run of a backward op.
 
-    Its variables are, for every tensor made before the moment, the share of it in memory, and for
-    every op that ran before and may run again, whether it does.
+    Attributes:
+        op: the op.
+        read: the forward tensors that are read from then to the next moment, or to the end.
+        beside: the bytes beside forward tensors: gradients, what the op makes, its workspace.
+    """
+
+    op: int
+    read: frozenset[int]
+    beside: int
+
+
+class Program:
+    """A program of some moments, solved with HiGHS.
+
+    Its variables are, for every moment and forward tensor, the share of it in memory, and for every
+    op that may run again, whether it does before the next moment.
 
     Args:
         problem: the step.
+        before: the forward ops that have run by the first moment in any schedule.
+        moments: in the order of time.
 
     Example:
         >>> from memory_saving_gradients.planning.problem import Op, Problem, Tensor
@@ -55,65 +89,155 @@ class OneCutProgram:
         ...     Op("gradient of a", (0, 2), (3,), backward=True),
         ... )
         >>> tensors = tuple(Tensor(name, 8) for name in "abcd")
-        >>> round(OneCutProgram(Problem(ops, tensors, frozenset({3}))).solve(16).overhead, 3)
+        >>> round(one_cut(Problem(ops, tensors, frozenset({3}))).solve(16).overhead, 3)
         0.25
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(
+        self, problem: Problem, before: Collection[int], moments: Sequence[Moment]
+    ) -> None:
         self._problem = problem
-        moment, before, wanted = _moment(problem)
+        self._moments = moments
         self._tensors = sorted({t for index in before for t in problem.ops[index].outputs})
         self._again = [index for index in sorted(before) if not problem.ops[index].pinned]
-        self._column = {t: i for i, t in enumerate(self._tensors)}
-        self._run = {index: len(self._tensors) + i for i, index in enumerate(self._again)}
+        self._held = {t: i for i, t in enumerate(self._tensors)}
+        self._runs = {index: len(self._tensors) + i for i, index in enumerate(self._again)}
+        self._width = len(self._tensors) + len(self._again)
         self._rows: list[list[tuple[int, float]]] = []
         self._limits: list[float] = []
-        for tensor in self._tensors:
-            if tensor in wanted:
-                self._demand(tensor, None)
-        for index in self._again:
-            for tensor in problem.ops[index].inputs:
-                if tensor in self._column:
-                    self._demand(tensor, index)
-        self._beside = _beside(problem, moment) if problem.ops[moment:] else 0
-        read_now = set(problem.ops[moment].inputs) if problem.ops[moment:] else set()
-        self._least = [float(tensor in read_now) for tensor in self._tensors]
+        for i, moment in enumerate(moments):
+            for tensor in moment.read:
+                if tensor in self._held:
+                    self._demand(i, tensor, None)
+            for index in self._again:
+                for tensor in problem.ops[index].inputs:
+                    if tensor in self._held:
+                        self._demand(i, tensor, index)
+            for tensor in self._tensors if i else ():
+                # In memory now: it was at the moment before, or was made since.
+                row = [(i * self._width + self._held[tensor], 1.0), *self._made(i - 1, tensor)]
+                self._rows.append(row)
+                self._limits.append(0.0)
 
-    def _demand(self, tensor: int, needed_by: int | None) -> None:
-        """The tensor is in memory or made again if the op runs again, or in any case."""
-        row = [(self._column[tensor], -1.0)]
+    def _made(self, i: int, tensor: int) -> list[tuple[int, float]]:
+        """What stands for a tensor after a moment: it is in memory, or its op runs."""
+        row = [(i * self._width + self._held[tensor], -1.0)]
         maker = self._problem.made_by[tensor]
-        if maker in self._run:
-            row.append((self._run[maker], -1.0))
+        if maker in self._runs:
+            row.append((i * self._width + self._runs[maker], -1.0))
+        return row
+
+    def _demand(self, i: int, tensor: int, needed_by: int | None) -> None:
+        """The tensor is there after a moment if an op runs again, or in any case."""
+        row = self._made(i, tensor)
         if needed_by is not None:
-            row.append((self._run[needed_by], 1.0))
+            row.append((i * self._width + self._runs[needed_by], 1.0))
         self._rows.append(row)
         self._limits.append(-1.0 if needed_by is None else 0.0)
 
-    def solve(self, budget: int) -> OneCut:
-        """The bound for a budget in bytes, and the fractional choice that attains it."""
+    def solve(self, budget: int, whole: bool = False, seconds: float | None = None) -> Bound:
+        """The bound for a budget.
+
+        Args:
+            budget: the peak allowed, in bytes.
+            whole: whether tensors are kept as a whole, or not at all: an integer program.
+            seconds: the time that the solver may take; what it has proven by then is the bound.
+        """
         count, costs = len(self._tensors), self._problem.costs
         kept = np.zeros(len(self._problem.tensors))
         if not count:
-            return OneCut(0.0, kept)
+            return Bound(0.0, kept)
         size = self._problem.sizes[self._tensors]
         # Sizes and costs near 1 suit the solver.
         unit = max(1, int(size.max()))
         dearest = max(float(costs.max(initial=0.0)), 1e-300)
-        rows = [*self._rows, list(enumerate(size / unit))]
+        rows, limits = list(self._rows), list(self._limits)
+        least: list[float] = []
+        for i, moment in enumerate(self._moments):
+            rows.append([(i * self._width + at, b) for at, b in enumerate(size / unit)])
+            limits.append((budget - moment.beside) / unit)
+            read_now = set(self._problem.ops[moment.op].inputs)
+            least += [float(tensor in read_now) for tensor in self._tensors]
+            least += [0.0] * len(self._again)
         entries = [(row, at, value) for row, line in enumerate(rows) for at, value in line]
         row, at, value = zip(*entries, strict=True)
-        solution = linprog(
-            np.concatenate([np.zeros(count), costs[self._again] / dearest]),
-            A_ub=sparse.csr_array((value, (row, at)), shape=(len(rows), count + len(self._again))),
-            b_ub=[*self._limits, (budget - self._beside) / unit],
-            bounds=[(least, 1.0) for least in [*self._least, *[0.0] * len(self._again)]],
-            method="highs",
+        shape = (len(rows), len(least))
+        prices = np.concatenate([np.zeros(count), costs[self._again] / dearest])
+        solution = milp(
+            np.tile(prices, len(self._moments)),
+            constraints=LinearConstraint(
+                sparse.csr_array((value, (row, at)), shape=shape), -np.inf, limits
+            ),
+            bounds=Bounds(least, np.ones(len(least))),
+            integrality=np.full(len(least), int(whole)),
+            options={} if seconds is None else {"time_limit": seconds},
         )
-        if not solution.success:
-            return OneCut(np.inf, kept)
-        kept[self._tensors] = solution.x[:count]
-        return OneCut(max(0.0, float(solution.fun)) * dearest / float(costs.sum()), kept)
+        if solution.status == _INFEASIBLE:
+            return Bound(np.inf, kept)
+        if solution.x is not None:
+            kept[self._tensors] = solution.x[:count]
+        proven = solution.mip_dual_bound if whole else solution.fun
+        if proven is None or not np.isfinite(proven):
+            return Bound(0.0, kept, is_exact=False)
+        extra = max(0.0, float(proven) - _TOLERANCE) * dearest
+        return Bound(extra / float(costs.sum()), kept, solution.status == 0)
+
+
+_INFEASIBLE = 2
+
+
+def one_cut(problem: Problem) -> Program:
+    """The program of one moment that bounds schedules of any order."""
+    graph = _graph(problem)
+    forward, most = problem.forward_count, -1
+    to_end = [0] * len(problem.ops)
+    for index in range(len(problem.ops) - 1, -1, -1):
+        to_end[index] = 1 + max((to_end[after] for after in graph.successors(index)), default=0)
+    backward = sorted(range(forward, len(problem.ops)), key=to_end.__getitem__, reverse=True)
+    best: tuple[set[int], list[Moment]] = set(), []
+    for op in backward[:_LONGEST]:
+        before = {index for index in nx.ancestors(graph, op) if index < forward}
+        later = {op, *nx.descendants(graph, op)}
+        read = {t for index in later for t in problem.ops[index].inputs}
+        wanted = frozenset(t for t in read if problem.made_by[t] in before)
+        bytes_ = int(problem.sizes[list(wanted)].sum())
+        if bytes_ > most:
+            gradients = [t for t in problem.ops[op].inputs if problem.made_by[t] >= forward]
+            held = int(problem.sizes[gradients].sum())
+            moment = Moment(op, wanted, _beside(problem, op, held))
+            best, most = (before, [moment]), bytes_
+    return Program(problem, *best)
+
+
+def lower_bound(problem: Problem, budget: int) -> float:
+    """No schedule within a budget whose backward ops run in this order has a lower overhead.
+
+    Every moment is looked at; of those that promise most, linear programs tell.
+
+    Args:
+        problem: the step.
+        budget: the peak allowed, in bytes.
+    """
+    highest = one_cut(problem).solve(budget).overhead
+    rough = _rough_bounds(problem, budget)
+    for op in sorted(rough, key=rough.__getitem__, reverse=True)[:_PROGRAMS]:
+        if rough[op] > 0:
+            highest = max(highest, _program(problem, [op]).solve(budget).overhead)
+    return highest
+
+
+def certified(problem: Problem, budget: int, seconds: float) -> Bound:
+    """The bound of an integer program of several moments, for backward ops in this order.
+
+    Args:
+        problem: the step.
+        budget: the peak allowed, in bytes.
+        seconds: the time that the solver may take.
+    """
+    rough = _rough_bounds(problem, budget)
+    parts = np.array_split(np.array(sorted(rough)), _MOMENTS)
+    chosen = [max(part.tolist(), key=rough.__getitem__) for part in parts if len(part)]
+    return _program(problem, chosen).solve(budget, whole=True, seconds=seconds)
 
 
 def least_peak(problem: Problem) -> int:
@@ -127,41 +251,84 @@ def least_peak(problem: Problem) -> int:
     return most
 
 
-def _moment(problem: Problem) -> tuple[int, set[int], set[int]]:
-    """The backward op at which most must be kept, its forward ancestors, and what is wanted then.
-
-    Returns:
-        The op; the forward ops that have run by then in any schedule; the forward tensors that
-        it, or an op that waits for it, reads.
-    """
+def _graph(problem: Problem) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(problem.ops)))
     for index, op in enumerate(problem.ops):
         graph.add_edges_from(
             (problem.made_by[t], index) for t in op.inputs if t in problem.made_here
         )
-    forward, most = problem.forward_count, -1
-    to_end = [0] * len(problem.ops)
-    for index in range(len(problem.ops) - 1, -1, -1):
-        to_end[index] = 1 + max((to_end[after] for after in graph.successors(index)), default=0)
-    backward = sorted(range(forward, len(problem.ops)), key=to_end.__getitem__, reverse=True)
-    best: tuple[int, set[int], set[int]] = forward, set(), set()
-    for moment in backward[:_MOMENTS]:
-        before = {index for index in nx.ancestors(graph, moment) if index < forward}
-        later = {moment, *nx.descendants(graph, moment)}
-        read = {t for index in later for t in problem.ops[index].inputs}
-        wanted = {t for t in read if problem.made_by[t] in before}
-        bytes_ = int(problem.sizes[list(wanted)].sum())
-        if bytes_ > most:
-            best, most = (moment, before, wanted), bytes_
-    return best
+    return graph
 
 
-def _beside(problem: Problem, moment: int) -> int:
-    """The bytes that the op takes beside the forward tensors."""
+def _program(problem: Problem, moments: Sequence[int]) -> Program:
+    """The program of the runs of some backward ops, which run in the order of the problem."""
+    forward = problem.forward_count
+    graph = _graph(problem)
+    # What comes before the first of them needs no other forward op to have run.
+    ran = range(forward, moments[0] + 1)
+    before = {i for i in set().union(*(nx.ancestors(graph, op) for op in ran)) if i < forward}
+    alive = _gradients_alive(problem)
+    ends = [*moments[1:], len(problem.ops)]
+    found = []
+    for op, end in zip(moments, ends, strict=True):
+        read = {t for index in range(op, end) for t in problem.ops[index].inputs}
+        wanted = frozenset(t for t in read if problem.made_by[t] in before)
+        found.append(Moment(op, wanted, _beside(problem, op, int(alive[op]))))
+    return Program(problem, before, found)
+
+
+def _gradients_alive(problem: Problem) -> np.ndarray:
+    """For each op the bytes made by backward ops before it that it or a later one reads, or that
+    stay."""
+    forward, count = problem.forward_count, len(problem.ops)
+    makers, last_read = problem.makers, _last_reads(problem)
+    last = np.where(problem.is_result, count - 1, last_read)
+    alive = (makers >= forward) & (last > makers)
+    change = np.zeros(count + 2, dtype=np.int64)
+    np.add.at(change, makers[alive] + 1, problem.sizes[alive])
+    np.subtract.at(change, last[alive] + 1, problem.sizes[alive])
+    return change.cumsum()[:count]
+
+
+def _last_reads(problem: Problem) -> np.ndarray:
+    """The last op that reads each tensor, or -1."""
+    found = np.full(len(problem.tensors), -1)
+    for index, op in enumerate(problem.ops):
+        found[list(op.inputs)] = index
+    return found
+
+
+def _beside(problem: Problem, moment: int, gradients: int) -> int:
+    """The bytes that a backward op takes with those of gradients, beside the forward tensors."""
     op = problem.ops[moment]
     size = problem.sizes
-    gradients = [t for t in op.inputs if problem.made_by[t] >= problem.forward_count]
-    lent = max((size[t] for t in op.inputs), default=0) if op.in_place else 0
-    made = max(0, int(sum(size[t] for t in op.outputs)) - int(lent))
-    return op.workspace + made + int(sum(size[t] for t in gradients))
+    lent = max((int(size[t]) for t in op.inputs), default=0) if op.in_place else 0
+    made = max(0, int(size[list(op.outputs)].sum()) - lent)
+    return op.workspace + made + gradients
+
+
+def _rough_bounds(problem: Problem, budget: int) -> dict[int, float]:
+    """For each backward op: what it costs at least to drop what is too much at its run.
+
+    Of what is read then or later, that which costs least for its bytes is dropped and made again,
+    as if all that this takes were at hand.
+    """
+    forward, makers = problem.forward_count, problem.makers
+    mine = np.flatnonzero((makers >= 0) & (makers < forward))
+    size, maker = problem.sizes[mine], makers[mine]
+    price = np.where(problem.may_repeat[maker], problem.costs[maker], np.inf)
+    order = np.argsort(price / np.maximum(size, 1), kind="stable")
+    mine, size, price = mine[order], size[order], price[order]
+    last_read, alive = _last_reads(problem)[mine], _gradients_alive(problem)
+    found: dict[int, float] = {}
+    for index in range(forward, len(problem.ops)):
+        later = last_read >= index
+        excess = int(size[later].sum()) + _beside(problem, index, int(alive[index])) - budget
+        may_go = later & ~np.isin(mine, problem.ops[index].inputs)
+        bytes_ = size[may_go]
+        dropped = np.clip(excess - (bytes_.cumsum() - bytes_), 0, bytes_)
+        part = dropped > 0
+        shares = dropped[part] / bytes_[part]
+        found[index] = float((shares * price[may_go][part]).sum())
+    return found

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from memory_saving_gradients.planning.anneal import annealed
-from memory_saving_gradients.planning.bounds import OneCutProgram, least_peak
+from memory_saving_gradients.planning.bounds import least_peak, one_cut
 from memory_saving_gradients.planning.cuts import Segments, kept_at
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.nested import Nested
@@ -184,7 +184,7 @@ def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
     """Sets of tensors that the one-cut program keeps, and its bound on the overhead."""
     if len(problem.ops) > _LARGEST_PROGRAM:
         return [], 0.0
-    program = OneCutProgram(problem)
+    program = one_cut(problem)
     cuts = [program.solve(int(budget * factor)) for factor in _KEPT]
     sets = [set(np.flatnonzero(cut.kept > 0.5).tolist()) for cut in cuts]
     return [kept for kept in sets if kept], cuts[0].overhead

@@ -27,7 +27,7 @@ from rich.progress import track
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import read
 from memory_saving_gradients.planning.articulation import sqrt_spaced
-from memory_saving_gradients.planning.bounds import OneCutProgram
+from memory_saving_gradients.planning.bounds import lower_bound
 from memory_saving_gradients.planning.budget import within
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
 from memory_saving_gradients.planning.simulate import simulate
@@ -68,14 +68,13 @@ def frontier(problem: Problem) -> dict:
         return [found.peak, found.cost / plain.cost - 1.0]
 
     planned, bound = [], []
-    program = OneCutProgram(problem)
     for share in SHARES:
         budget = int(share * plain.peak)
         found = point(within(problem, budget))
         if found[0] > budget:
             break
         planned.append(found)
-        bound.append([budget, program.solve(budget).overhead])
+        bound.append([budget, lower_bound(problem, budget)])
     return {
         "tf.gradients": [plain.peak, 0.0],
         "√n": point(sqrt_spaced(problem)),

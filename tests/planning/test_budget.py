@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from memory_saving_gradients.planning.bounds import OneCutProgram
+from memory_saving_gradients.planning.bounds import one_cut
 from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.simulate import simulate
@@ -28,9 +28,7 @@ def test_plans_replay_and_keep_what_they_promise(step, share, most_runs):
     assert replay(step, schedule) == planned.peak
     assert max(Counter(schedule).values()) <= most_runs
     if planned.peak <= budget:
-        assert planned.cost >= plain.cost * (1 + OneCutProgram(step).solve(budget).overhead) * (
-            1 - 1e-9
-        )
+        assert planned.cost >= plain.cost * (1 + one_cut(step).solve(budget).overhead) * (1 - 1e-9)
 
 
 @settings(max_examples=150, deadline=None)
@@ -39,7 +37,7 @@ def test_close_to_the_best_of_all_schedules(step, share):
     budget = int(share * simulate(step, baseline(step)).peak)
     best = cheapest(step, budget)
     found = simulate(step, within(step, budget))
-    bound = OneCutProgram(step).solve(budget).overhead
+    bound = one_cut(step).solve(budget).overhead
     if best is None:
         assert found.peak > budget
         return
@@ -92,4 +90,4 @@ def test_a_budget_below_what_one_op_needs_yields_the_lowest_peak():
 
 def test_the_bound_says_when_a_budget_is_impossible():
     # A backward op holds its activation and its output, eight bytes each.
-    assert OneCutProgram(chain(12)).solve(15).overhead == math.inf
+    assert one_cut(chain(12)).solve(15).overhead == math.inf
