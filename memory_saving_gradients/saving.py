@@ -370,7 +370,7 @@ def _decided(reading: Reading, wish: Wish) -> tuple[Reading, Plan, bool]:
         found.append((reading, plan, is_worth_it(plan, reading, wish.budget is not None)))
         small, *others = _shares(plan)
         own = plan.peak_bytes / max(plan.baseline_peak_bytes, 1)
-        if found[-1][2] and small <= 1 and max(others) <= _AS_GOOD * own:
+        if small <= 1 and own < _MUCH and max(others) <= _AS_GOOD * own:
             break
     if unmet and not found:
         raise unmet
@@ -385,9 +385,11 @@ def _shares(plan: Plan) -> list[float]:
 
 
 # Where nobody says how large the batch is: what a plan shall be good for, what is tried beside the
-# nominal size, and how much worse than at its own size a plan may be at others.
+# nominal size, what share of the plain peak a plan takes that is good at its own size, and how much
+# worse it may be at others.
 _BATCHES = (16, 128, 1024, 4096)
 _LARGER_BATCHES = (1024, 4096)
+_MUCH = 0.8
 _AS_GOOD = 1.1
 
 

@@ -65,7 +65,7 @@ def nodes(graph):
     read_by_plain = {
         name.lstrip("^").split(":")[0]
         for node in definitions.values()
-        if COPY not in node.name
+        if COPY not in node.name and not node.name.startswith("gate")
         for name in node.input
     }
     # Serialised, as NaN is not equal to NaN.
@@ -134,15 +134,10 @@ def test_an_error_in_a_compiled_step_leaves_it_plain(monkeypatch):
 
     decide._answer.cache_clear()
     monkeypatch.delenv(saving.STRICT)
-    holding = []
 
     def failing(*args):
-        holding.append(args)
-        if len(holding) % 2 == 0:  # in every trace
-            raise Injected("hold_back")
-        real(*args)
+        raise Injected("hold_back")
 
-    real = gate.hold_back
     monkeypatch.setattr(gate, "hold_back", failing)
     with pytest.warns(UserWarning, match=r"Injected at the op .*: hold_back"):
         left = nodes(traced(gradients_memory))

@@ -335,6 +335,8 @@ def _backward(
             or any(before in backward for before in graph.predecessors(op))
         ):
             backward.add(op)
+    if backward.isdisjoint(step.new):  # the gradients to begin with were given: there is no seed
+        backward.update(op for op in operations if op in step.new)
     return backward
 
 

@@ -2,10 +2,10 @@
 
 After FastSA (Imanishi et al., "A Fast Heuristic to Optimize Time-Space Tradeoff for Large Models",
 NeurIPS 2023): a move adds a run, and perhaps runs of what it reads; takes one away, with those that
-only it needed; or puts one into another slot. Moves that make the schedule cheaper, or bring it closer to
-the budget, are taken; others now and then, ever more rarely. What a byte above the budget costs
-follows the search: more while schedules exceed the budget, less while they do not, so that it goes
-along the border, where the best ones lie.
+only it needed; or puts one into another slot. Moves that make the schedule cheaper, or bring it
+closer to the budget, are taken; others now and then, ever more rarely. What a byte above the budget
+costs follows the search: more while schedules exceed the budget, less while they do not, so that it
+goes along the border, where the best ones lie.
 """
 
 from __future__ import annotations
