@@ -36,7 +36,7 @@ def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
     """Rewrites a step by a plan that holds; plans anew where the first one does not.
 
     With `verify=True` a run is measured. Else, where there is a budget, the runtime rehearses the
-    rewritten step; nothing runs.
+    rewritten step; nothing runs. Without a budget, what that adds is part of the plan's peak.
 
     Args:
         reading: the step.
@@ -64,8 +64,13 @@ def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
             "XLA runs this step: see measure.compiled_peak"
         )
     if budget is None:
-        rewrite(reading, plan.schedule)
-        return plan
+        nodes = rewrite(reading, plan.schedule)
+        if not runtime.reorders(reading):
+            return plan
+        added = runtime.rehearse(reading, plan.schedule, nodes)
+        if added <= (_TOLERANCE - 1) * plan.peak_bytes:
+            return plan
+        return dataclasses.replace(plan, peak_bytes=plan.peak_bytes + added)
 
     def rehearsed(plan: Plan, nodes: list[str]) -> tuple[int, Plan]:
         return plan.peak_bytes + runtime.rehearse(reading, plan.schedule, nodes), plan

@@ -71,12 +71,20 @@ class Executor(Runtime):
     def holding(self, reading: Reading, schedule: Schedule) -> Holding:
         return _Waves(reading, schedule)
 
+    def reorders(self, reading: Reading) -> bool:
+        alone = grappler.left_alone(reading)
+        return any(op.name in alone and op.type in _FACTORS for op in reading.operations)
+
     def rehearse(self, reading: Reading, schedule: Schedule, nodes: Sequence[str]) -> int:
         return added_bytes(reading, schedule, nodes)
 
     def _on_cpu(self, op: tf.Operation) -> bool:
         device = op.device.upper() or str(self.device["type"])
         return "GPU" not in device
+
+
+# What Grappler takes for a product, whose factors it may multiply in another order.
+_FACTORS = frozenset({"Mul", "RealDiv", "Pow"})
 
 
 class _Waves(Holding):

@@ -128,6 +128,10 @@ class Runtime(abc.ABC):
     def holding(self, reading: Reading, schedule: Schedule) -> Holding:
         """How the ops of a schedule will be made to wait."""
 
+    def reorders(self, reading: Reading) -> bool:
+        """Whether it may compute parts of the backward pass of a step in another order."""
+        return False
+
     def rehearse(self, reading: Reading, schedule: Schedule, nodes: Sequence[str]) -> int:
         """The bytes by which the peak of a rewritten step rises when the runtime optimises it.
 
