@@ -78,7 +78,7 @@ def annealed(
     if not length:
         return None
     runs = Runs.of(problem, ops_of(best[:length], len(problem.ops)))
-    _settle(step, runs, budget)
+    _settle(step, runs, budget, moves)
     return ops_of(runs.keys[: runs.length[0]], len(problem.ops)).tolist()
 
 
@@ -138,8 +138,8 @@ def _search(
 
 
 @compiled
-def _settle(step: Step, runs: Runs, budget: int) -> None:
-    """Takes away what a schedule within the budget does not need.
+def _settle(step: Step, runs: Runs, budget: int, tries: int) -> None:
+    """Takes away what a schedule within the budget does not need, as far as so many tries go.
 
     Those are second runs that there is room to spare, and first runs that come late though they
     could come in the forward pass: what runs there is no copy.
@@ -148,7 +148,8 @@ def _settle(step: Step, runs: Runs, budget: int) -> None:
     trail = np.empty(_LONGEST, np.int64)
     for op in range(step.first):
         home = op * factor + step.ops
-        if not has(runs, home) and may_add(step, runs, home):
+        if tries > 0 and not has(runs, home) and may_add(step, runs, home):
+            tries -= 1
             late = _first_of(step, runs, op)
             more = add(step, runs, home, budget)
             more += remove(step, runs, late, budget)
@@ -156,10 +157,11 @@ def _settle(step: Step, runs: Runs, budget: int) -> None:
                 add(step, runs, late, budget)
                 remove(step, runs, home, budget)
     at = 0
-    while at < runs.length[0]:
+    while at < runs.length[0] and tries > 0:
         key = runs.keys[at]
         at += 1
         if key % factor < step.ops and not _is_first(step, runs, key):
+            tries -= 1
             more = remove(step, runs, key, budget)
             trail[0] = ~key
             less, _, done = _tidy(step, runs, key, budget, trail, 1)
