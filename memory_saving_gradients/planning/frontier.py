@@ -80,7 +80,8 @@ def _frontier(problem: Problem, floor: int, most_runs: int) -> Iterator[Schedule
     """Schedules of ever lower peaks, down to `floor`, each made from the one before."""
     best: Schedule = range(len(problem.ops))
     yield best
-    budgets = np.geomspace(simulate(problem, best).peak, floor, _BUDGETS + 1)[1:]
+    plain = simulate(problem, best).peak
+    budgets = np.geomspace(max(plain, 1), max(floor, 1), _BUDGETS + 1)[1:]
     for budget in reported(np.ceil(budgets).astype(int).tolist()):
         found = _tried(problem, best, budget, most_runs)
         if found is not None:

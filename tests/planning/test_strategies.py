@@ -16,6 +16,7 @@ from tests.replay import replay
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
+@settings(deadline=None)
 @given(step=problems())
 def test_schedules_replay_and_run_no_op_more_than_twice(name, step):
     schedule = STRATEGIES[name](step)
@@ -23,6 +24,7 @@ def test_schedules_replay_and_run_no_op_more_than_twice(name, step):
     assert max(Counter(schedule).values()) <= 2
 
 
+@settings(deadline=None)
 @given(problems())
 def test_speed_never_repeats_an_expensive_op(step):
     counts = Counter(STRATEGIES["speed"](step))
