@@ -17,7 +17,7 @@ def plain_session(name, static=True):
 
 
 #: The others are the corpus's as well, where fewer options are fast.
-FAST = ("chain", "resnet20", "resnet50", "gpt with dropout", "vgg", "mobilenet", "segnet")
+FAST = ("chain", "resnet20", "gpt with dropout", "segnet")
 
 
 def slow_but(fast):

@@ -33,14 +33,14 @@ _LARGEST_PROGRAM = 30_000
 
 # So many moves for each op, but no more in all: fewer for a problem of so many ops or more, whose
 # moves take longer.
-_MOVES_PER_OP = 2_000
-_MOST_MOVES = 1_000_000
+_MOVES_PER_OP = 800
+_MOST_MOVES = 800_000
 _MANY_OPS = 1_000
 
 # The search goes on from the best schedule with smaller risks, in so many rounds, as long as one
 # makes it cheaper by such a share; not at all where it is that close to the optimum already.
 _LATER_HOT = 3e-4
-_ROUNDS = 4
+_ROUNDS = 6
 _GIVE_UP = 0.001
 _CLOSE = 0.002
 
@@ -108,7 +108,7 @@ def within(
     if cost(best) < (1 + bound) * problem.costs.sum() * (1 + _CLOSE):
         return best
     for round_ in reported(range(1, _ROUNDS + 1)):
-        moves = most_moves(problem) // _ROUNDS
+        moves = most_moves(problem) // 2
         later = annealed(problem, best, budget, most_runs, moves, _LATER_HOT, seed=round_)
         cheaper = _cheapest(problem, [best, later or best])
         if cost(best) - cost(cheaper) < _GIVE_UP * cost(best):

@@ -55,7 +55,7 @@ def optimized(graph, results):
     return nodes, edges
 
 
-@pytest.mark.parametrize("how", ["memory", "speed", 0.6])
+@pytest.mark.parametrize("how", ["memory", pytest.param("speed", marks=pytest.mark.slow), 0.6])
 @pytest.mark.parametrize("name", [*MODELS, "attention"])
 def test_copies_are_there_and_wait(graph, name, how):
     make, batch = MODELS.get(name, (Attention, 16))
