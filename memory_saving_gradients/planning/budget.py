@@ -79,7 +79,7 @@ def within(
         The schedule. If none was found within the budget, the one of the lowest peak found.
     """
     for plain in (range(len(problem.ops)), baseline(problem)):
-        if simulate(problem, plain).peak <= budget:
+        if simulate(problem, plain).peak <= budget or not problem.may_repeat.any():
             return plain
     kept, bound = _one_cut(problem, budget)
     if bound == math.inf or budget < least_peak(problem):
@@ -124,6 +124,8 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
         problem: the step.
         most_runs: how often an op may run.
     """
+    if not problem.may_repeat.any():
+        return range(len(problem.ops))
     segments = Segments(problem)
     aim = segments.lowest_aim()
     tried = (segments.cuts_for(aim * factor) for factor in _CUTS)

@@ -39,6 +39,8 @@ def cheaper_than(problem: Problem, max_overhead: float, most_runs: int = UNBOUND
         max_overhead: the extra cost allowed, as a share of the cost of the plain step.
         most_runs: how often an op may run.
     """
+    if not problem.may_repeat.any():
+        return range(len(problem.ops))
     allowed = (1 + max_overhead) * problem.costs.sum()
     best: Schedule = range(len(problem.ops))
     peak, least = simulate(problem, best).peak, least_peak(problem)

@@ -1,5 +1,6 @@
 """Plans within a budget: valid, within it, and close to the best that there is."""
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -8,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memory_saving_gradients.planning.bounds import one_cut
-from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
+from memory_saving_gradients.planning.budget import UNBOUNDED, lowest, pinning, within
+from memory_saving_gradients.planning.frontier import cheaper_than
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.simulate import simulate
 from tests.planning.brute_force import cheapest
@@ -81,6 +83,17 @@ def test_pinned_tensors_are_made_once():
     counts = Counter(schedule)
     assert simulate(step, schedule).peak <= 120
     assert counts[4] == counts[17] == 1
+
+
+@pytest.mark.parametrize("forward", [0, 3])
+def test_where_nothing_may_run_again_the_plain_step_is_all_there_is(forward):
+    step = chain(6)
+    ops = [
+        dataclasses.replace(op, pinned=True, backward=i >= forward) for i, op in enumerate(step.ops)
+    ]
+    step = dataclasses.replace(step, ops=tuple(ops))
+    plain = list(range(len(ops)))
+    assert list(within(step, 24)) == list(lowest(step)) == list(cheaper_than(step, 0.5)) == plain
 
 
 def test_a_budget_below_what_one_op_needs_yields_the_lowest_peak():
