@@ -40,10 +40,10 @@ def save_memory(
     model: Any,
     checkpoints: Checkpoints = "memory",
     memory_budget: int | str | float | None = None,
-    max_overhead: float | None = None,
     batch_size: BatchSize = None,
     verify: bool = False,
     running_sums: bool = True,
+    max_overhead: float | None = None,
 ) -> Any:
     """Makes `fit`, `train_on_batch` and custom training steps of a model save memory.
 
@@ -56,10 +56,10 @@ def save_memory(
         model: a Keras model, functional, sequential or subclassed, before or after `compile`.
         checkpoints: which forward tensors to keep, as in `gradients`; None undoes an earlier call.
         memory_budget: the peak of a step to stay within, as in `gradients`.
-        max_overhead: the extra cost of a step to stay within, as in `gradients`.
         batch_size: what to plan for, as in `gradients`; by default what `fit` is given.
         verify: whether to measure a run while the step is traced, as in `gradients`.
         running_sums: whether to add gradients as they come, as in `gradients`.
+        max_overhead: the extra cost of a step to stay within, as in `gradients`.
 
     Returns:
         The model.
@@ -147,10 +147,10 @@ def _saving(model: Any, options: Options) -> Callable[..., Any]:
         with patch(
             options.checkpoints,
             options.memory_budget,
-            options.max_overhead,
             batch_size,
             options.verify,
             options.running_sums,
+            options.max_overhead,
         ) as patched:
             patched.plans = plans
             return step(*args, **kwargs)
@@ -207,10 +207,10 @@ def _with_options(model: Any, options: Options) -> Any:
         model,
         options.checkpoints,
         options.memory_budget,
-        options.max_overhead,
         options.batch_size,
         options.verify,
         options.running_sums,
+        options.max_overhead,
     )
 
 

@@ -35,10 +35,10 @@ class patch:
     Args:
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
-        max_overhead: the extra cost to stay within, as in `gradients`.
         batch_size: what to plan for where the graph does not tell, as in `gradients`.
         verify: whether to measure a run while the step is traced, as in `gradients`.
         running_sums: whether to add gradients as they come, as in `gradients`.
+        max_overhead: the extra cost to stay within, as in `gradients`.
 
     Attributes:
         plans: what was planned, newest last.
@@ -60,10 +60,10 @@ class patch:
         self,
         checkpoints: Checkpoints = "memory",
         memory_budget: int | str | float | None = None,
-        max_overhead: float | None = None,
         batch_size: BatchSize = None,
         verify: bool = False,
         running_sums: bool = True,
+        max_overhead: float | None = None,
     ) -> None:
         self.options = Options(
             checkpoints,
