@@ -45,6 +45,9 @@ OPTIMIZERS = {
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
 }
 
+# These are made of the same kinds of updates as others.
+ALIKE = ("adadelta", "adamax", "ftrl", "lamb", "nadam", "nesterov", "adamw", "amsgrad")
+
 # All gradients wait for one another, or none does in the plain step either.
 SAVING_NOTHING = ("accumulated", "scaled")
 
@@ -72,7 +75,10 @@ def trained(optimizer, saves):
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in ALIKE else []) for n in OPTIMIZERS],
+)
 def test_all_variables_are_updated_alike_bit_for_bit(optimizer):
     plain, _ = trained(optimizer, False)
     ours, model = trained(optimizer, True)
