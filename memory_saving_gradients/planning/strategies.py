@@ -13,6 +13,7 @@ from memory_saving_gradients.planning.simulate import simulate
 
 # The last bytes cost most: the peak may exceed the lowest one by this share.
 _NEAR = 0.01
+_AGAIN = 3
 
 
 def memory(problem: Problem) -> Schedule:
@@ -21,9 +22,13 @@ def memory(problem: Problem) -> Schedule:
         return range(len(problem.ops))
     floor = lowest(problem, 2)
     found = within(problem, int((1 + _NEAR) * simulate(problem, floor).peak), 2, floor)
-    # What a budget of that peak leads to may be better still.
-    again = within(problem, simulate(problem, found).peak, 2, found)
-    return min(found, again, key=lambda schedule: simulate(problem, schedule).cost)
+    for _ in range(_AGAIN):  # what a budget of that peak leads to may be better still
+        peak, cost = _value(problem, found)
+        other = within(problem, peak, 2)
+        if _value(problem, other)[0] > peak or _value(problem, other)[1] >= cost:
+            break
+        found = other
+    return found
 
 
 def speed(problem: Problem) -> Schedule:
@@ -57,11 +62,12 @@ def keep_given(problem: Problem, kept: Collection[int]) -> Schedule:
 def best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     """The schedule of the lowest peak; of two equal ones the cheaper, then the earlier."""
 
-    def value(schedule: Schedule) -> tuple[int, float]:
-        simulation = simulate(problem, schedule)
-        return simulation.peak, simulation.cost
+    return min(schedules, key=lambda schedule: _value(problem, schedule))
 
-    return min(schedules, key=value)
+
+def _value(problem: Problem, schedule: Schedule) -> tuple[int, float]:
+    simulation = simulate(problem, schedule)
+    return simulation.peak, simulation.cost
 
 
 #: What each chooses, in a line.
