@@ -88,7 +88,7 @@ def within(
     starts += [keeping(problem, one) for one in kept]
     nested = Nested(problem, budget)
     starts += [one for share in _NESTED if (one := nested.schedule(share))]
-    starts = [start for start in starts if _most(problem, start) <= most_runs]
+    starts = [start for start in starts if times_run(problem, start) <= most_runs]
     starts += [known] if known is not None else []
     found = [
         annealed(problem, start, budget, most_runs, most_moves(problem) // (2 * len(starts)))
@@ -100,7 +100,7 @@ def within(
         if simulate(problem, floor).peak > budget:
             return floor
         fitting.append(floor)
-    best = _cheapest(problem, fitting)
+    best = cheapest(problem, fitting)
 
     def cost(schedule: Schedule) -> float:
         return simulate(problem, schedule).cost
@@ -110,7 +110,7 @@ def within(
     for round_ in reported(range(1, _ROUNDS + 1)):
         moves = most_moves(problem) // 2
         later = annealed(problem, best, budget, most_runs, moves, _LATER_HOT, seed=round_)
-        cheaper = _cheapest(problem, [best, later or best])
+        cheaper = cheapest(problem, [best, later or best])
         if cost(best) - cost(cheaper) < _GIVE_UP * cost(best):
             return cheaper
         best = cheaper
@@ -163,12 +163,13 @@ def most_moves(problem: Problem) -> int:
     return min(_MOVES_PER_OP * count, _MOST_MOVES * _MANY_OPS // max(count, _MANY_OPS))
 
 
-def _most(problem: Problem, schedule: Schedule) -> int:
+def times_run(problem: Problem, schedule: Schedule) -> int:
     """How often a schedule runs the op that it runs most often."""
     return int(np.bincount(schedule, minlength=len(problem.ops)).max(initial=1))
 
 
-def _cheapest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+def cheapest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+    """The schedule of the least cost, the first of equal ones."""
     return min(schedules, key=lambda schedule: simulate(problem, schedule).cost)
 
 

@@ -13,7 +13,14 @@ import numpy as np
 
 from memory_saving_gradients.planning.anneal import annealed
 from memory_saving_gradients.planning.bounds import least_peak
-from memory_saving_gradients.planning.budget import UNBOUNDED, lowest, most_moves, within
+from memory_saving_gradients.planning.budget import (
+    UNBOUNDED,
+    cheapest,
+    lowest,
+    most_moves,
+    times_run,
+    within,
+)
 from memory_saving_gradients.planning.nested import Nested
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.progress import reported
@@ -94,9 +101,9 @@ def _frontier(problem: Problem, floor: int, most_runs: int) -> Iterator[Schedule
 def _tried(problem: Problem, start: Schedule, budget: int, most_runs: int) -> Schedule | None:
     """The cheaper of the schedules that short searches find within a budget."""
     nested = Nested(problem, budget).schedule(1.0)
-    few = nested and np.bincount(nested).max() <= most_runs
+    few = nested and times_run(problem, nested) <= most_runs
     starts = [start, nested] if nested and few else [start]
     moves = most_moves(problem) // (_BUDGETS * len(starts))
     found = [annealed(problem, one, budget, most_runs, moves) for one in starts]
     fitting = [schedule for schedule in found if schedule]
-    return min(fitting, key=lambda schedule: simulate(problem, schedule).cost, default=None)
+    return cheapest(problem, fitting) if fitting else None

@@ -18,8 +18,6 @@ _AGAIN = 3
 
 def memory(problem: Problem) -> Schedule:
     """The cheapest schedule found at the lowest peak, with every op run at most twice."""
-    if not problem.may_repeat.any():
-        return range(len(problem.ops))
     floor = lowest(problem, 2)
     found = within(problem, int((1 + _NEAR) * simulate(problem, floor).peak), 2, floor)
     for _ in range(_AGAIN):  # what a budget of that peak leads to may be better still
@@ -61,7 +59,6 @@ def keep_given(problem: Problem, kept: Collection[int]) -> Schedule:
 
 def best(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     """The schedule of the lowest peak; of two equal ones the cheaper, then the earlier."""
-
     return min(schedules, key=lambda schedule: _value(problem, schedule))
 
 
