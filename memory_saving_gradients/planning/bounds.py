@@ -264,10 +264,12 @@ def _graph(problem: Problem) -> nx.DiGraph:
 def _program(problem: Problem, moments: Sequence[int]) -> Program:
     """The program of the runs of some backward ops, which run in the order of the problem."""
     forward = problem.forward_count
-    graph = _graph(problem)
     # What comes before the first of them needs no other forward op to have run.
-    ran = range(forward, moments[0] + 1)
-    before = {i for i in set().union(*(nx.ancestors(graph, op) for op in ran)) if i < forward}
+    ran = set(range(forward, moments[0] + 1))
+    for index in range(moments[0], -1, -1):
+        if index in ran:
+            ran.update(problem.made_by[t] for t in problem.ops[index].inputs)
+    before = {index for index in ran if 0 <= index < forward}
     alive = _gradients_alive(problem)
     ends = [*moments[1:], len(problem.ops)]
     found = []
