@@ -12,7 +12,7 @@ would go through the whole schedule. The two agree (tests/planning/test_runs.py)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
 import numpy as np
@@ -35,9 +35,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def compiled(function: _Function) -> _Function:
     """`function`, compiled at its first call; once per machine where the result can be stored."""
     try:
-        return numba.njit(cache=True)(function)
+        return cast(_Function, numba.njit(cache=True)(function))
     except RuntimeError:  # no folder to store it in
-        return numba.njit(function)
+        return cast(_Function, numba.njit(function))
 
 
 class Step(NamedTuple):
