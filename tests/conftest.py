@@ -1,5 +1,6 @@
 """Settings that must be made before TensorFlow is loaded, and what many tests use."""
 
+import gc
 import os
 
 # Bit-for-bit tests need kernels without oneDNN's fusions; tests/test_onednn.py covers those.
@@ -10,6 +11,11 @@ os.environ["MEMORY_SAVING_GRADIENTS_STRICT"] = "1"
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as framework_config
+
+
+def pytest_collection_finish():
+    # Keras collects garbage between models: what the imports made is none, and there is much of it.
+    gc.freeze()
 
 
 @pytest.fixture

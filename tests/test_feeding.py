@@ -45,7 +45,7 @@ DATASET = tf.data.Dataset.from_tensor_slices((ROWS, ROWS))
         (DATASET.take(0).batch(4), None, None),
         (iter(()), None, None),
     ],
-    ids=str,
+    ids=lambda one: type(one).__name__ if not isinstance(one, int) else str(one),
 )
 def test_the_batch_is_known(x, batch_size, expected):
     assert fed_batch(x, batch_size)[1] == expected
