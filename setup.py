@@ -59,6 +59,7 @@ setup(
             "keras-hub",
             "mypy",
             "pytest",
+            "pytest-xdist",
             "ruff",
             "tf_keras",
         ],

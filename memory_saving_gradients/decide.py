@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import itertools
 
+import numpy as np
+
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
@@ -29,7 +31,10 @@ def peak(reading: Reading, schedule: Schedule) -> int:
 
 
 def decide(reading: Reading, wish: Wish) -> Plan:
-    """The plan for a step; raises `BudgetError` if it misses the budget."""
+    """The plan for a step; raises `BudgetError` if it misses the budget.
+
+    Its problem has the ops in the order in which it runs them: see `Reading.in_order_of`.
+    """
     problem = reading.problem
     budget = wish.budget
     if isinstance(budget, float):
@@ -37,7 +42,10 @@ def decide(reading: Reading, wish: Wish) -> Plan:
     schedule, given = _schedule(reading, wish, budget)
     if budget is not None and peak(reading, schedule) > budget:
         raise unreachable(reading, schedule, budget, wish.most_runs != UNBOUNDED)
-    plan = Plan.of(wish.strategy, problem, schedule, given, budget)
+    sequence = problem.order_of(schedule)
+    reading = reading.in_order_of(problem.reordered(sequence))
+    place = np.argsort(sequence)
+    plan = Plan.of(wish.strategy, reading.problem, place[np.asarray(schedule)], given, budget)
     return dataclasses.replace(
         plan,
         batch_size=reading.batch_size,
@@ -52,7 +60,9 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
     problem = reading.problem
     if wish.plan:
         _check_same(wish.plan.problem, problem)
-        return wish.plan.schedule, list(wish.plan.given)
+        index_of = {op.name: i for i, op in enumerate(problem.ops)}
+        planned = [index_of[op.name] for op in wish.plan.problem.ops]
+        return [planned[i] for i in wish.plan.schedule], list(wish.plan.given)
     kept = [t for t in wish.kept or () if t.name in reading.tensor_of]
     tensors = None if wish.kept is None else frozenset(reading.tensor_of[t.name] for t in kept)
     question = _Question(

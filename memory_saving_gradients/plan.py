@@ -231,6 +231,7 @@ class Plan:
                 tensors=tuple(Tensor(**tensor) for tensor in problem["tensors"]),
                 results=frozenset(problem["results"]),
                 as_executed=tuple(problem["as_executed"]),
+                waits=_tuples(problem["waits"]),
             )
             content["labels"] = Labels(**labels | {n: frozenset(labels[n]) for n in _SETS})
             return cls(**{name: _tuples(value) for name, value in content.items()})
@@ -386,7 +387,7 @@ class Plan:
 
 
 # The version of the file format.
-_FORMAT = 4
+_FORMAT = 5
 
 # The labels that are sets.
 _SETS = ("of_weights", "sums", "updates")

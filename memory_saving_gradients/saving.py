@@ -416,7 +416,7 @@ def _plan_with_branches(step: BackwardPass, wish: Wish, plain: Reading) -> Plan:
         plan = decide(reading, wish)
         if not wish.plan and plan.peak_bytes >= decide(plain, wish).peak_bytes:
             raise _NoBetter
-        rewrite(reading, plan.schedule, moved)
+        rewrite(reading.in_order_of(plan.problem), plan.schedule, moved)
     added = reading.problem.costs.sum() / plain.problem.costs.sum()
     return dataclasses.replace(
         plan,

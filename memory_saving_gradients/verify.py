@@ -64,16 +64,16 @@ def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
             "XLA runs this step: see measure.compiled_peak"
         )
     if budget is None:
-        nodes = rewrite(reading, plan.schedule)
+        nodes = _rewrite(reading, plan)
         if not runtime.reorders(reading):
             return plan
-        added = runtime.rehearse(reading, plan.schedule, nodes)
+        added = _added(reading, plan, nodes)
         if added <= (_TOLERANCE - 1) * plan.peak_bytes:
             return plan
         return dataclasses.replace(plan, peak_bytes=plan.peak_bytes + added)
 
     def rehearsed(plan: Plan, nodes: list[str]) -> tuple[int, Plan]:
-        return plan.peak_bytes + runtime.rehearse(reading, plan.schedule, nodes), plan
+        return plan.peak_bytes + _added(reading, plan, nodes), plan
 
     try:
         return _held(reading, plan, wish, int(budget * _TOLERANCE), rehearsed)
@@ -83,8 +83,18 @@ def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
             f"{error.lowest_peak_bytes / 1e6:.1f} MB where {budget / 1e6:.1f} MB are allowed. "
             "verify=True measures it"
         )
-        rewrite(reading, plan.schedule)
+        _rewrite(reading, plan)
         return plan
+
+
+def _rewrite(reading: Reading, plan: Plan) -> list[str]:
+    return rewrite(reading.in_order_of(plan.problem), plan.schedule)
+
+
+def _added(reading: Reading, plan: Plan, nodes: list[str]) -> int:
+    """The bytes that the runtime adds to the peak of a rewritten step."""
+    ordered = reading.in_order_of(plan.problem)
+    return ordered.step.runtime.rehearse(ordered, plan.schedule, nodes)
 
 
 def _held(
@@ -106,7 +116,7 @@ def _held(
     budget, peaks = plan.budget_bytes, []
     for _ in range(_ROUNDS):
         with contextlib.suppress(_Missed), tf_private.all_or_nothing():
-            found, proven = proof(plan, rewrite(reading, plan.schedule))
+            found, proven = proof(plan, _rewrite(reading, plan))
             peaks.append(found)
             if most is not None and found > most:
                 raise _Missed

@@ -85,6 +85,17 @@ class Reading:
             reordered=self.step.reordered,
         )
 
+    def in_order_of(self, problem: Problem) -> Reading:
+        """The same reading with its ops in the order that they have in another problem of them."""
+        index_of = {op.name: i for i, op in enumerate(self.problem.ops)}
+        sequence = [index_of[op.name] for op in problem.ops]
+        return dataclasses.replace(
+            self,
+            problem=self.problem.reordered(sequence),
+            operations=[self.operations[i] for i in sequence],
+            growth=_reordered(self.growth, len(problem.tensors), sequence),
+        )
+
 
 def read(
     step: BackwardPass,
@@ -152,11 +163,17 @@ def read(
         )
     kept = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
     problem = Problem(tuple(problem_ops), tuple(tensors), kept)
-    sequence, late = _backward_order(problem, kept_ops, graph, operations)
+    waits = _waits(graph, operations, kept_ops)
+    first = problem.forward_count
+    sequence, late = backward_order(
+        problem, [{i for i in before if i >= first} for before in waits]
+    )
+    if runtime.obeys_control_edges:
+        problem = dataclasses.replace(problem, waits=tuple(tuple(sorted(w)) for w in waits))
+    sequence = [*range(first), *sequence]
     problem = problem.reordered(sequence, late)
     kept_ops = [kept_ops[i] for i in sequence]
-    scratch = len(tensors)
-    growth = growth[:scratch] + tuple(growth[scratch + i] for i in sequence if growth)
+    growth = _reordered(growth, len(tensors), sequence)
     index_of = {op: i for i, op in enumerate(kept_ops)}
 
     place = {op: i for i, op in enumerate(ordered)}
@@ -209,26 +226,27 @@ def _as_run(
     return executed, inputs
 
 
-def _backward_order(
-    problem: Problem,
-    kept_ops: Sequence[tf.Operation],
-    graph: nx.DiGraph,
-    operations: Sequence[tf.Operation],
-) -> tuple[list[int], set[int]]:
-    """The order of all ops, and those of the backward pass that come later than they could."""
+def _waits(
+    graph: nx.DiGraph, operations: Iterable[tf.Operation], kept_ops: Sequence[tf.Operation]
+) -> list[set[int]]:
+    """For each of `kept_ops` those that it waits for, by index, if only through other ops.
+
+    Whoever reads what a sum of many reads does so before or after it, as now: see
+    `order.depends_on_time`.
+    """
     index_of = {op: i for i, op in enumerate(kept_ops)}
-    forward = problem.forward_count
-    waits: dict[tf.Operation, set[int]] = {}  # of each op the backward ops that matter
+    waits: dict[tf.Operation, set[int]] = {}
     for op in operations:
         waits[op] = set()
         for before in graph.predecessors(op):
-            index = index_of.get(before)
-            if index is None:
-                waits[op] |= waits[before]
-            elif index >= forward:
-                waits[op].add(index)
-    found, late = backward_order(problem, [waits[op] for op in kept_ops])
-    return [*range(forward), *found], late
+            waits[op] |= {index_of[before]} if before in index_of else waits[before]
+    found = [waits[op] for op in kept_ops]
+    for i, op in enumerate(kept_ops):
+        if order.depends_on_time(op):
+            readers = {index_of.get(reader, i) for t in op.inputs for reader in t.consumers()}
+            for reader in readers - {i}:
+                found[max(i, reader)].add(min(i, reader))
+    return found
 
 
 def _growth(
@@ -256,6 +274,12 @@ def _growth(
 
 
 _GROWN = 2
+
+
+def _reordered(
+    growth: tuple[float, ...], tensors: int, sequence: Iterable[int]
+) -> tuple[float, ...]:
+    return growth and growth[:tensors] + tuple(growth[tensors + i] for i in sequence)
 
 
 # An op whose estimate is this many times that of the median op, byte for byte, does more than

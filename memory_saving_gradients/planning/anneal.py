@@ -28,8 +28,9 @@ from memory_saving_gradients.planning.runs import (
     total_above,
 )
 
-# The temperature in the beginning and in the end: what a move may cost, as a share of all runs.
-_HOT, _COLD = 1e-3, 1e-5
+#: The temperature in the beginning and in the end: what a move may cost, as a share of all runs.
+HOT = 1e-3
+_COLD = 1e-5
 
 # The price of what exceeds the budget is looked at so many times, and changed by this factor.
 _FIRST_PRICE = 100.0
@@ -52,10 +53,12 @@ def annealed(
     budget: int,
     most_runs: int,
     moves: int,
-    hot: float = _HOT,
+    hot: float = HOT,
     seed: int = 0,
 ) -> Schedule | None:
     """The cheapest schedule within a budget that a search from `start` finds; None for none.
+
+    It runs the ops for the first time in the order in which `start` does.
 
     Args:
         problem: the step.
@@ -66,8 +69,11 @@ def annealed(
         hot: what a move may cost in the beginning, as a share of the cost of the step.
         seed: of the random choices; equal seeds find equal schedules.
     """
+    order = np.array(problem.order_of(start))
+    place = np.argsort(order)
+    problem = problem.reordered(order.tolist())
     step = Step.of(problem)
-    runs = Runs.of(problem, start)
+    runs = Runs.of(problem, place[np.asarray(start)])
     again = problem.may_repeat & (np.arange(len(problem.ops)) < problem.forward_count)
     makers = problem.makers
     candidates = np.flatnonzero((makers >= 0) & again[makers])
@@ -79,7 +85,7 @@ def annealed(
         return None
     runs = Runs.of(problem, ops_of(best[:length], len(problem.ops)))
     _settle(step, runs, budget, moves)
-    return ops_of(runs.keys[: runs.length[0]], len(problem.ops)).tolist()
+    return order[ops_of(runs.keys[: runs.length[0]], len(problem.ops))].tolist()
 
 
 @compiled

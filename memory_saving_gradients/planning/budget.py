@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
-from memory_saving_gradients.planning.anneal import annealed
+from memory_saving_gradients.planning.anneal import HOT, annealed
 from memory_saving_gradients.planning.bounds import least_peak, one_cut
 from memory_saving_gradients.planning.cuts import Segments, kept_at
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.nested import Nested
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.progress import reported
+from memory_saving_gradients.planning.reorder import reordered
 from memory_saving_gradients.planning.simulate import simulate
 
 # What the starting schedules aim at, as shares of the budget: the one-cut program sees no transient
@@ -37,8 +38,9 @@ _MOVES_PER_OP = 800
 _MOST_MOVES = 800_000
 _MANY_OPS = 1_000
 
-# The search goes on from the best schedule with smaller risks, in so many rounds, as long as one
-# makes it cheaper by such a share; not at all where it is that close to the optimum already.
+# The search goes on from the best schedule with smaller risks, then from the same in another order,
+# in so many rounds, as long as one makes it cheaper by such a share; not at all where it is that
+# close to the optimum already.
 _LATER_HOT = 3e-4
 _ROUNDS = 6
 _GIVE_UP = 0.001
@@ -107,13 +109,32 @@ def within(
 
     if cost(best) < (1 + bound) * problem.costs.sum() * (1 + _CLOSE):
         return best
+    best = _improved(problem, best, budget, most_runs, _LATER_HOT, lambda best, seed: best)
+    if problem.waits is None:
+        return best
+
+    def other_order(best: Schedule, seed: int) -> Schedule:
+        return reordered(problem, best, seed)
+
+    return _improved(problem, best, budget, most_runs, HOT, other_order)
+
+
+def _improved(
+    problem: Problem,
+    best: Schedule,
+    budget: int,
+    most_runs: int,
+    hot: float,
+    start: Callable[[Schedule, int], Schedule],
+) -> Schedule:
+    """What rounds of searches, each from a `start` made of the best schedule so far, lead to."""
     for round_ in reported(range(1, _ROUNDS + 1)):
         moves = most_moves(problem) // 2
-        later = annealed(problem, best, budget, most_runs, moves, _LATER_HOT, seed=round_)
-        cheaper = cheapest(problem, [best, later or best])
-        if cost(best) - cost(cheaper) < _GIVE_UP * cost(best):
-            return cheaper
-        best = cheaper
+        found = annealed(problem, start(best, round_), budget, most_runs, moves, hot, seed=round_)
+        before, best = best, cheapest(problem, [best, found or best])
+        gained = simulate(problem, before).cost / simulate(problem, best).cost - 1
+        if gained < _GIVE_UP:
+            break
     return best
 
 
@@ -148,7 +169,7 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
         moves = most_moves(problem) // _LAST_STEPS
         searches = (
             annealed(problem, start, budget, most_runs, moves)
-            for start in (best, range(len(problem.ops)))
+            for start in (reordered(problem, best), range(len(problem.ops)))
         )
         lower = next((one for one in searches if one), None)
         if not lower:

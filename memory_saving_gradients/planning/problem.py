@@ -85,17 +85,20 @@ class Problem:
         results: tensors that live to the end of the step (the gradients).
         as_executed: what happens without any recomputation, in the order of time: i where op i
             begins, ~i where it ends. By default the ops run one by one.
+        waits: for each op those that it waits for, if only for what is left out here; None where
+            the order of the ops is fixed.
     """
 
     ops: tuple[Op, ...]
     tensors: tuple[Tensor, ...]
     results: frozenset[int] = frozenset()
     as_executed: tuple[int, ...] = ()
+    waits: tuple[tuple[int, ...], ...] | None = None
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Equal for two problems in which a schedule means the same; costs do not enter."""
-        facts = [(op.name, op.inputs, op.outputs, op.backward) for op in self.ops]
+        """Equal for two problems whose ops make the same; order and costs do not enter."""
+        facts = sorted((op.name, op.inputs, op.outputs, op.backward) for op in self.ops)
         buffers = [(tensor.name, tensor.bytes) for tensor in self.tensors]
         return hashlib.sha256(repr((facts, buffers, sorted(self.results))).encode()).hexdigest()
 
@@ -105,7 +108,7 @@ class Problem:
         ops = [dataclasses.astuple(op)[1:] for op in self.ops]
         sizes = [tensor.bytes for tensor in self.tensors]
         return hashlib.sha256(
-            repr((ops, sizes, sorted(self.results), self.as_executed)).encode()
+            repr((ops, sizes, sorted(self.results), self.as_executed, self.waits)).encode()
         ).hexdigest()
 
     @functools.cached_property
@@ -205,17 +208,40 @@ class Problem:
         """The tensors that an op of the step makes."""
         return frozenset(tensor for op in self.ops for tensor in op.outputs)
 
-    def reordered(self, order: Sequence[int], postponed: Container[int] = ()) -> Problem:
+    def reordered(self, order: Sequence[int], postponed: Container[int] | None = None) -> Problem:
         """The same step with its ops in another order, in which they can run as well.
 
         Args:
             order: the ops, by index.
-            postponed: those that come later than they could, by index.
+            postponed: those that come later than they could, by index; by default the same ones.
         """
+        if postponed is None and list(order) == list(range(len(self.ops))):
+            return self
         place = {op: i for i, op in enumerate(order)}
         events = (place[e] if e >= 0 else ~place[~e] for e in self.as_executed)
-        ops = tuple(dataclasses.replace(self.ops[i], postponed=i in postponed) for i in order)
-        return dataclasses.replace(self, ops=ops, as_executed=tuple(events))
+        ops = [self.ops[i] for i in order]
+        if postponed is not None:
+            ops = [
+                dataclasses.replace(op, postponed=i in postponed)
+                for op, i in zip(ops, order, strict=True)
+            ]
+        waits = self.waits and tuple(tuple(place[w] for w in self.waits[i]) for i in order)
+        return dataclasses.replace(self, ops=tuple(ops), as_executed=tuple(events), waits=waits)
+
+    def order_of(self, schedule: Schedule) -> list[int]:
+        """The order of all ops in which a schedule runs them for the first time.
+
+        Forward ops that first run in its backward pass are the last of the forward pass, if it
+        has another order than the problem.
+        """
+        found = list(dict.fromkeys(np.asarray(schedule).tolist()))
+        first = next((i for i, op in enumerate(found) if self.ops[op].backward), len(found))
+        forward = found[:first]
+        if forward == sorted(forward):
+            forward = list(range(self.forward_count))
+        else:
+            forward += sorted(set(range(self.forward_count)).difference(forward))
+        return [*forward, *(op for op in found[first:] if self.ops[op].backward)]
 
     def grown(self, growth: Sequence[float], more: int) -> Problem:
         """The step for a larger batch (or a smaller one, if `more` is negative); costs stay.

@@ -113,7 +113,7 @@ class _Waves(Holding):
         begin = 0 if runs_ahead(problem, schedule, entries.first) else entries.first
         for i in (i for i in range(begin) if entries.has_edges[i]):
             previous = latest[ops[i].device] = [ops[i]]
-        alone = {i for i, op in enumerate(self._reading.operations) if _depends_on_time(op)}
+        alone = {i for i, op in enumerate(self._reading.operations) if order.depends_on_time(op)}
         for wave in waves(problem, schedule, begin, alone):
             waiting, ended = entries.begin_and_end(wave)
             due = biases.due(wave.start) if waiting else []
@@ -203,14 +203,6 @@ class _Entries:
     def _from_others(self, op: tf.Operation) -> list[int]:
         """The first input of an update that Grappler does not see as one with what makes it."""
         return [i for i in _data(op) if op.inputs[i].op not in self.edgeless][:1]
-
-
-def _depends_on_time(op: tf.Operation) -> bool:
-    """Whether `op` rounds in another way if other readers of its inputs have not run yet.
-
-    The kernel of an `AddN` begins with the first term that nobody else will read.
-    """
-    return op.type == "AddN" and len(op.inputs) > 2
 
 
 def _made_before(reading: Reading, schedule: Schedule) -> list[list[int]]:

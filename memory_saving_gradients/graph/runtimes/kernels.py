@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds
@@ -55,7 +56,7 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
         one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
         images = 1 if one_image else math.ceil(_L3_BYTES / size / work)
         return images * unrolled * size
-    if op.type == "Pow" and tf.get_static_value(op.inputs[1]) == 3:
+    if op.type == "Pow" and np.all(tf.get_static_value(op.inputs[1]) == 3):
         # Grappler makes x * x**2 of it.
         return math.prod(shape(op.outputs[0])) * size
     if op.type == "Einsum" and len(op.inputs) == 2:
