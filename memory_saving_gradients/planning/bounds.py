@@ -10,8 +10,8 @@ at some of its moments).
 
 Two things are assumed differently. `one_cut` looks at one moment, the run of an op that all later
 ones wait for: its bound holds for every order of the ops. The others hold for schedules whose
-backward ops run in the order of the problem, as those of all plans do: at each moment, more is
-known to be alive.
+backward ops run in the order of the problem (that of a plan is in the plan's own order): at each
+moment, more is known to be alive.
 """
 
 from __future__ import annotations

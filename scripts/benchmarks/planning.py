@@ -70,11 +70,13 @@ def frontier(problem: Problem) -> dict:
     planned, bound = [], []
     for share in SHARES:
         budget = int(share * plain.peak)
-        found = point(within(problem, budget))
+        schedule = within(problem, budget)
+        found = point(schedule)
         if found[0] > budget:
             break
         planned.append(found)
-        bound.append([budget, lower_bound(problem, budget)])
+        ordered = problem.reordered(problem.order_of(schedule))
+        bound.append([budget, lower_bound(ordered, budget)])
     return {
         "tf.gradients": [plain.peak, 0.0],
         "√n": point(sqrt_spaced(problem)),
