@@ -1,5 +1,6 @@
 """Settings that must be made before TensorFlow is loaded, and what many tests use."""
 
+import datetime
 import gc
 import os
 
@@ -7,6 +8,8 @@ import os
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["MEMORY_SAVING_GRADIENTS_STRICT"] = "1"
+# What is tested today, in every process: see tests/strangers.
+os.environ.setdefault("TEST_DAY", str(datetime.date.today().toordinal()))
 
 import pytest
 import tensorflow as tf

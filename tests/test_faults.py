@@ -16,6 +16,7 @@ from memory_saving_gradients import (
     gradients,
     gradients_memory,
     plan,
+    rewriting,
     saving,
 )
 from memory_saving_gradients.graph import calls, read, rewrite
@@ -34,7 +35,7 @@ class Injected(Exception):
 
 #: Where the error comes from: the object, the name of its function, and at which call.
 STEPS = {
-    "the reader": (saving, "read", 1),
+    "the reader": (rewriting, "read", 1),
     "the order of the step": (read.order, "planned", 1),
     "the estimate of costs": (read, "estimate_seconds", 1),
     "scratch space": (kernels, "workspace", 20),

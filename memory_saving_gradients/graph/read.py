@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import networkx as nx
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, functions, kinds, order, tf_private
+from memory_saving_gradients.graph import calls, kinds, numbering, order, restrictions, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.buffers import Buffers
+from memory_saving_gradients.graph.called import of_calls
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.origin import origin
 from memory_saving_gradients.graph.roles import Roles, roles_of
@@ -22,14 +23,7 @@ from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.labels import Labels
 from memory_saving_gradients.planning.order import backward_order
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
-from memory_saving_gradients.planning.simulate import plain_peak, simulate
-
-# What opens and closes a v1 loop or branch.
-_SWITCHES = frozenset({"Switch", "RefSwitch"})
-_BEGINS = _SWITCHES | {"Enter", "RefEnter"}
-_ENDS = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
-_COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
-_SIDE_EFFECTS = frozenset({"PyFuncStateless", "EagerPyFunc", "PyFunc"})
+from memory_saving_gradients.planning.simulate import plain_peak
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +122,16 @@ def read(
     order.add_order_of_updates(graph, step)
     ordered = order.planned(graph, operations, created, step, backward, buffers, early)
 
-    tensor_of, tensors = _numbered(ordered, buffers)
-    kept_ops = [op for op in ordered if not buffers.is_view(op) and _touches(op, tensor_of)]
+    tensor_of, tensors = numbering.numbered(ordered, buffers)
+    kept_ops = [
+        op for op in ordered if not buffers.is_view(op) and numbering.touches(op, tensor_of)
+    ]
     seconds = estimate_seconds(kept_ops, shapes, runtime.device)
     workspaces = {op.name: runtime.scratch(op, shapes) for op in kept_ops}
     growth = _growth(operations, tensors, kept_ops, workspaces, shapes, runtime)
     for op in kept_ops:
         if calls.bodies(op):
-            seconds[op.name], workspaces[op.name] = _called(op, runtime, graph, sizes)
+            seconds[op.name], workspaces[op.name] = of_calls(op, runtime, graph, sizes)
     if cost_model == "measured":
         measured = measure_ops(step, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
@@ -143,15 +139,17 @@ def read(
     moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in kept_ops}
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops] or [0.0]))
     problem_ops = []
-    conditional = _conditional(ordered)
+    conditional = restrictions.conditional(ordered)
     forward = [op for op in ordered if op not in backward]
-    pinned = _pinned(forward, conditional, buffers, step)
+    pinned = restrictions.pinned(forward, conditional, buffers, step)
     for op in kept_ops:
         problem_ops.append(
             Op(
                 name=op.name,
-                inputs=_numbers(others[op], tensor_of) if op in others else _reads(op, tensor_of),
-                outputs=_makes(op, tensor_of, buffers, graph),
+                inputs=numbering.numbers(others[op], tensor_of)
+                if op in others
+                else numbering.reads(op, tensor_of),
+                outputs=numbering.makes(op, tensor_of, buffers, graph),
                 cost=seconds[op.name],
                 workspace=workspaces[op.name],
                 backward=op in backward,
@@ -189,7 +187,11 @@ def read(
         # A single loss has a single order; several may be taken one by one.
         other = dataclasses.replace(problem, as_executed=course(early_last=True))
     new = frozenset(op.name for op in operations if op in step.new)
-    apart = {*conditional, *_foldable(ordered, backward), *order.of_new_variables(step.graph)}
+    apart = {
+        *conditional,
+        *restrictions.foldable(ordered, backward),
+        *order.of_new_variables(step.graph),
+    }
     return Reading(
         step=step,
         problem=problem,
@@ -288,60 +290,6 @@ _DEAR = 100
 _NOTHING = 1e-5  # seconds; below it no op is dear
 
 
-def _numbered(
-    ordered: Sequence[tf.Operation], buffers: Buffers
-) -> tuple[dict[str, int], list[Tensor]]:
-    """The number of each tensor that matters, by name, and the tensors."""
-    tensor_of: dict[str, int] = {}
-    tensors: list[Tensor] = []
-    for op in ordered:
-        for tensor in op.outputs:
-            if not buffers.matters(tensor):
-                continue
-            shown = buffers.shown_by(tensor)
-            if shown.name not in tensor_of:
-                tensor_of[shown.name] = len(tensors)
-                tensors.append(Tensor(shown.name, buffers.bytes(shown)))
-            tensor_of[tensor.name] = tensor_of[shown.name]
-    return tensor_of, tensors
-
-
-def _called(
-    op: tf.Operation, runtime: Runtime, step: Container[tf.Operation], sizes: InputSizes
-) -> tuple[float, int]:
-    """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
-    dearest, most = 0.0, 0
-    runtime = runtime.within(op)
-    for body in calls.bodies(op):
-        created = {one: i for i, one in enumerate(body.get_operations())}
-        made = {t.value_index for t in _made_at_all(op, step)}
-        loop = op.type not in calls.BRANCHES
-        outputs = [t for i, t in enumerate(body.outputs) if loop or i in made]
-        needed = nx.lexicographical_topological_sort(
-            order.dependencies(t.op for t in outputs), key=created.__getitem__
-        )
-        inside = [one for one in needed if one.type != "Placeholder"]
-        shapes = Shapes(inside, sizes)
-        buffers = Buffers(inside, shapes, runtime)
-        tensor_of, tensors = _numbered(inside, buffers)
-        seconds = estimate_seconds(inside, shapes, runtime.device)
-        steps = []
-        for one in inside:
-            cost, workspace = seconds[one.name], runtime.scratch(one, shapes)
-            if calls.bodies(one):
-                cost, workspace = _called(one, runtime, created, sizes)
-            reads, makes = _reads(one, tensor_of), _makes(one, tensor_of, buffers, created)
-            steps.append(Op(one.name, reads, makes, cost, workspace))
-        results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)
-        if not tensors:
-            continue
-        simulation = simulate(Problem(tuple(steps), tuple(tensors), results), range(len(steps)))
-        handed_on = sum(tensors[t].bytes for t in results)
-        dearest = max(dearest, simulation.cost * functions.rounds(op))
-        most = max(most, simulation.peak - handed_on)
-    return dearest, most
-
-
 def _backward(
     graph: nx.DiGraph,
     operations: Sequence[tf.Operation],
@@ -362,121 +310,3 @@ def _backward(
     if backward.isdisjoint(step.new):  # the gradients to begin with were given: there is no seed
         backward.update(op for op in operations if op in step.new)
     return backward
-
-
-def _touches(op: tf.Operation, tensor_of: dict[str, int]) -> bool:
-    return any(t.name in tensor_of for t in op.outputs) or bool(_reads(op, tensor_of))
-
-
-def _reads(op: tf.Operation, tensor_of: dict[str, int]) -> tuple[int, ...]:
-    """The tensors that `op` reads, each once."""
-    if op.type in kinds.SHAPE_ONLY:
-        return ()
-    return _numbers((t for t in op.inputs if t.op.type not in order.BACK_EDGES), tensor_of)
-
-
-def _numbers(tensors: Iterable[tf.Tensor], tensor_of: dict[str, int]) -> tuple[int, ...]:
-    """The numbers of tensors that matter, each once."""
-    return tuple(dict.fromkeys(tensor_of[t.name] for t in tensors if t.name in tensor_of))
-
-
-def _makes(
-    op: tf.Operation,
-    tensor_of: dict[str, int],
-    buffers: Buffers,
-    step: Container[tf.Operation],
-) -> tuple[int, ...]:
-    """The tensors that `op` makes; what it only shows is not among them."""
-    owned = (t for t in _made_at_all(op, step) if buffers.shown_by(t) is t)
-    return tuple(tensor_of[t.name] for t in owned if t.name in tensor_of)
-
-
-def _made_at_all(op: tf.Operation, step: Container[tf.Operation]) -> list[tf.Tensor]:
-    """The outputs of `op`; of a branch, where TensorFlow prunes others, what the step reads."""
-    if op.type not in calls.BRANCHES:
-        return op.outputs
-    return [t for t in op.outputs if any(reader in step for reader in t.consumers())]
-
-
-def _conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """The ops of v1 loops and branches: they run in a frame of their own, or not at all.
-
-    Such an op can neither run twice nor wait for, or be waited for by, an op outside.
-    """
-    depth: dict[tf.Operation, int] = {}  # of loops and branches around what the op hands on
-    found: set[tf.Operation] = set()
-    for op in operations:
-        before = (*(t.op for t in op.inputs), *op.control_inputs)
-        depth[op] = max((depth.get(other, 0) for other in before), default=0)
-        if op.type in _BEGINS and not (op.type in _SWITCHES and _is_loop_merge(op.inputs[0].op)):
-            depth[op] += 1
-        elif op.type in _ENDS and not _is_loop_merge(op):
-            depth[op] -= 1
-        if depth[op] > 0 or op.type in _BEGINS | _ENDS or tf_private.in_control_flow(op):
-            found.add(op)
-    return found
-
-
-def _is_loop_merge(op: tf.Operation) -> bool:
-    return any(t.op.type in order.BACK_EDGES for t in op.inputs)
-
-
-def _foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -> set[tf.Operation]:
-    """The backward ops that read no activation: Grappler may fold them into constants.
-
-    What such an op is made to wait for, Grappler hands on to the ops that take in the constant.
-    That could close a cycle.
-    """
-    found: set[tf.Operation] = set()
-    for op in operations:
-        if op.type in kinds.SHAPE_ONLY:
-            known = all(t.shape.is_fully_defined() or t.op in found for t in op.inputs)
-        elif op in backward and op.inputs and not op.op_def.is_stateful:
-            known = all(t.op in found for t in op.inputs)
-        else:
-            known = op.type == "Const"
-        if known:
-            found.add(op)
-    return found
-
-
-def _pinned(
-    operations: Sequence[tf.Operation],
-    conditional: set[tf.Operation],
-    buffers: Buffers,
-    step: BackwardPass,
-) -> set[tf.Operation]:
-    """The forward ops whose second run could differ, have an effect, or cannot be had.
-
-    Of the element-wise ops that make a dropout mask from random numbers, those that make it
-    smaller are pinned as well: it takes fewer bytes to keep the mask than the numbers.
-    """
-    pinned = set()
-    later = frozenset(step.graph.get_operations()[step.end :]) if step.traced else None
-    drawn: dict[tf.Operation, int] = {}  # the bytes of the random numbers that an op depends on
-    for op in operations:
-        inputs = [t for t in op.inputs if buffers.bytes(t)]
-        out_bytes = sum(buffers.bytes(t) for t in op.outputs)
-        if "Random" in op.type and not any(buffers.matters(t) for t in inputs):
-            drawn[op] = out_bytes
-        elif inputs and (op.type in kinds.IN_PLACE or op.type in _COMPARISONS):
-            sources = {buffers.shown_by(t).op for t in inputs if buffers.matters(t)}
-            if sources and sources <= drawn.keys():
-                drawn[op] = max(drawn[source] for source in sources)
-        touched = (*op.inputs, *op.outputs)
-        handles = {tf.string} if calls.calls(op) else kinds.HANDLES
-        if (
-            not calls.may_repeat(op, later)
-            or op.type in kinds.SOURCES
-            or op.type in _SIDE_EFFECTS
-            or op in conditional
-            or any(t.dtype in handles or tf_private.is_reference(t) for t in touched)
-            or not step.runtime.may_copy(op)
-            or out_bytes < drawn.get(op, 0)
-        ):
-            pinned.add(op)
-        elif op.type == "AddN" and len(op.inputs) > 2 and not op.outputs[0].dtype.is_integer:
-            # Its kernel begins with the first term that nobody else will read. A second run would
-            # be such a reader.
-            pinned.add(op)
-    return pinned

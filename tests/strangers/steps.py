@@ -4,13 +4,12 @@ import contextlib
 import os
 import random
 import warnings
-from datetime import date
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients import BudgetError, GradientTape, saving
+from memory_saving_gradients import BudgetError, GradientTape, rewriting
 from memory_saving_gradients.planning import strategies
 from memory_saving_gradients.planning.keep import keeping
 
@@ -25,8 +24,9 @@ WAYS = {
 
 def todays(names, count):
     """So many of the names, others every day; all of them with --slow."""
-    day = int(os.environ.get("TEST_DAY", date.today().toordinal()))
-    return sorted(random.Random(day).sample(sorted(names), min(count, len(names))))
+    return sorted(
+        random.Random(int(os.environ["TEST_DAY"])).sample(sorted(names), min(count, len(names)))
+    )
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def asked_for(way, monkeypatch):
         warnings.filterwarnings("ignore", "memory_saving_gradients")
         if way == "all again":
             patch.setitem(strategies.STRATEGIES, "memory", lambda problem: keeping(problem, ()))
-            patch.setattr(saving, "is_worth_it", lambda *_: True)
+            patch.setattr(rewriting, "is_worth_it", lambda *_: True)
         yield
 
 
