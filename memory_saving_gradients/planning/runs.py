@@ -12,6 +12,7 @@ would go through the whole schedule. The two agree (tests/planning/test_runs.py)
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
@@ -32,12 +33,23 @@ _STEP = 6
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+# Numba sees when the file of a stored function changes. What it compiled into it is of this file.
+_CHANGED = Path(__file__).stat().st_mtime
+
+
 def compiled(function: _Function) -> _Function:
-    """`function`, compiled at its first call; once per machine where the result can be stored."""
+    """`function`, compiled at its first call; once per machine where the result can be stored.
+
+    It may call others of its own file and of this one.
+    """
     try:
-        return cast(_Function, numba.njit(cache=True)(function))
+        found = numba.njit(cache=True)(function)
     except RuntimeError:  # no folder to store it in
         return cast(_Function, numba.njit(function))
+    for index in Path(found.stats.cache_path).glob(f"*.{function.__name__}-*.nbi"):
+        if index.stat().st_mtime < _CHANGED:
+            index.unlink(missing_ok=True)
+    return cast(_Function, found)
 
 
 class Step(NamedTuple):

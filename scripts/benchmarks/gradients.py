@@ -49,7 +49,7 @@ THROUGH_FIT: dict[str, tuple[Callable, int, str, str]] = {
         "SGD with momentum",
         "55MB",
     ),
-    "`fit` of ResNet-50, 96 px, batch 16, Adam": (resnet50, 16, "Adam", "55MB"),
+    "`fit` of ResNet-50, 96 px, batch 16, Adam": (resnet50, 16, "Adam", "60MB"),
     "`fit` of a GPT of 91 M weights, batch 1 × 128, Adam": (gpt, 1, "Adam", "60MB"),
 }
 

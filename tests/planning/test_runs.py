@@ -1,5 +1,8 @@
 """Runs added and removed one by one take what a simulation of the whole schedule says."""
 
+import time
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +13,20 @@ from memory_saving_gradients.planning.runs import Runs, Step, ops_of
 from memory_saving_gradients.planning.simulate import simulate
 from tests.planning.problems import problems
 from tests.replay import replay
+
+
+def one_more(number):
+    return number + 1
+
+
+def test_what_was_compiled_with_an_older_file_is_compiled_anew(monkeypatch):
+    """Numba looks at the file of a function, not at those of the functions that it calls."""
+    assert compiled.compiled(one_more)(1) == 2
+    stored = Path(compiled.compiled(one_more).stats.cache_path)
+    assert list(stored.glob("*.one_more-*.nbi"))
+    monkeypatch.setattr(compiled, "_CHANGED", time.time() + 60)
+    compiled.compiled(one_more)
+    assert not list(stored.glob("*.one_more-*.nbi"))
 
 
 def check(step, runs, budget):
