@@ -75,7 +75,8 @@ def within(
         problem: the step.
         budget: the peak allowed, in bytes.
         most_runs: how often an op may run.
-        known: the schedule of the lowest peak, if it was looked for already.
+        known: a schedule to begin with where others do not lead to one within the budget; by
+            default that of the lowest peak, which takes time to find.
 
     Returns:
         The schedule. If none was found within the budget, the one of the lowest peak found.
@@ -91,7 +92,6 @@ def within(
     nested = Nested(problem, budget)
     starts += [one for share in _NESTED if (one := nested.schedule(share))]
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
-    starts += [known] if known is not None else []
     found = [
         annealed(problem, start, budget, most_runs, most_moves(problem) // (2 * len(starts)))
         for start in reported(starts)

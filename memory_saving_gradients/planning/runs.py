@@ -43,7 +43,7 @@ def compiled(function: _Function) -> _Function:
     It may call others of its own file and of this one.
     """
     try:
-        found = numba.njit(cache=True)(function)
+        found = numba.njit(cache=True, error_model="numpy")(function)
     except RuntimeError:  # no folder to store it in
         return cast(_Function, numba.njit(function))
     for index in Path(found.stats.cache_path).glob(f"*.{function.__name__}-*.nbi"):
@@ -221,9 +221,10 @@ def total_above(runs: Runs, budget: int) -> int:
 def _change(runs: Runs, begin: int, end: int, bytes_: int, budget: int) -> int:
     """Adds bytes to what is alive during some runs; returns the change in excess."""
     excess = 0
-    for i in range(begin, end):
-        before = runs.live[i] + runs.beside[i]
-        runs.live[i] += bytes_
+    live, beside = runs.live[begin:end], runs.beside[begin:end]
+    for i in range(len(live)):
+        before = live[i] + beside[i]
+        live[i] += bytes_
         excess += above(before + bytes_, budget) - above(before, budget)
     return excess
 

@@ -13,19 +13,22 @@ from memory_saving_gradients.planning.simulate import simulate
 
 # The last bytes cost most: the peak may exceed the lowest one by this share.
 _NEAR = 0.01
-_AGAIN = 3
+_AGAIN = 4
 
 
 def memory(problem: Problem) -> Schedule:
     """The cheapest schedule found at the lowest peak, with every op run at most twice."""
-    floor = lowest(problem, 2)
-    found = within(problem, int((1 + _NEAR) * simulate(problem, floor).peak), 2, floor)
-    for _ in range(_AGAIN):  # what a budget of that peak leads to may be better still
-        peak, cost = _value(problem, found)
-        other = within(problem, peak, 2)
-        if _value(problem, other)[0] > peak or _value(problem, other)[1] >= cost:
+    found = floor = lowest(problem, 2)
+    budget = int((1 + _NEAR) * simulate(problem, floor).peak)
+    for _ in range(_AGAIN):  # what a budget of the peak that was found leads to may be better still
+        other = within(problem, budget, 2, floor)
+        (peak, cost), (_, least) = _value(problem, other), _value(problem, found)
+        if peak > budget or cost >= least:
             break
         found = other
+        if peak == budget:
+            break
+        budget = peak
     return found
 
 
