@@ -88,3 +88,41 @@ def test_matrix_products_are_expensive_and_elementwise_ops_are_not(graph):
     ops = ops_by_name(reading)
     assert ops["a"].expensive
     assert not ops["b"].expensive
+
+
+def test_ops_wait_for_what_they_read_if_through_a_view_and_for_control_edges(graph):
+    x = v1.placeholder(tf.float32, (100, 50))
+    a = tf.tanh(x, name="a")
+    with tf.control_dependencies([tf.exp(x, name="effect").op]):
+        b = tf.sin(tf.reshape(a, (50, 100)), name="b")
+    reading = read_gradients(tf.reduce_sum(tf.exp(x) + tf.reshape(tf.cos(b), (100, 50))), x)
+    index = {op.name: i for i, op in enumerate(reading.problem.ops)}
+    waits = reading.problem.waits
+    assert index["a"] in waits[index["b"]]
+    assert all(before < i for i in range(len(waits)) for before in waits[i])
+
+
+def test_who_reads_the_terms_of_a_sum_stays_before_or_after_it(graph):
+    """The kernel of a sum of many begins with the first term that nobody else will read."""
+    x = v1.placeholder(tf.float32, (100, 50))
+    terms = [tf.tanh(x * i) for i in (1.0, 2.0, 3.0)]
+    other = tf.exp(terms[1], name="other")
+    total = tf.add_n(terms, name="total")
+    reading = read_gradients(tf.reduce_sum(tf.sin(total) * other), x)
+    index = {op.name: i for i, op in enumerate(reading.problem.ops)}
+    first, second = sorted((index["other"], index["total"]))
+    assert first in reading.problem.waits[second]
+
+
+def test_a_reading_in_the_order_of_a_plan_is_the_same_step(graph):
+    x = v1.placeholder(tf.float32, (None, 50))
+    reading = read_gradients(tf.reduce_sum(tf.exp(x) * tf.tanh(x)), x)
+    problem = reading.problem
+    turned = [1, 0, *range(2, len(problem.ops))]
+    other = reading.in_order_of(problem.reordered(turned))
+    assert [op.name for op in other.operations] == [op.name for op in other.problem.ops]
+    assert other.operations[:2] == reading.operations[1::-1]
+    assert other.problem.fingerprint == problem.fingerprint
+    assert dict(zip(other.operations, other.growth[len(problem.tensors) :], strict=True)) == dict(
+        zip(reading.operations, reading.growth[len(problem.tensors) :], strict=True)
+    )
