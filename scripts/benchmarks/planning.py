@@ -18,19 +18,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import numpy as np
 import tensorflow as tf
 from rich.progress import track
 
 from memory_saving_gradients.graph.backward import BackwardPass
+from memory_saving_gradients.graph.joins import taken_apart
 from memory_saving_gradients.graph.read import read
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.bounds import lower_bound
 from memory_saving_gradients.planning.budget import within
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
-from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from scripts.benchmarks.models import MODELS
 from test_models import Model, ResNet50, UNet, build_v1
@@ -54,22 +54,21 @@ def read_model(make: Callable[[], Model], batch: int, device: str = "cpu") -> Pr
         step = build_v1(make(), batch)
         first_new = len(graph.get_operations())
         grads = tf.gradients(step.loss, step.variables)
-        return read(
-            BackwardPass.since(first_new, step.loss, tf.nest.flatten(grads, True), device)
-        ).problem
+        backward = BackwardPass.since(first_new, step.loss, tf.nest.flatten(grads, True), device)
+        return read(taken_apart(backward)).problem
 
 
 def frontier(problem: Problem) -> dict:
     """Peaks in bytes and overheads of every method, and the lower bound at those budgets."""
-    plain = simulate(problem, baseline(problem))
+    plain, cost = plain_peak(problem), problem.costs.sum()
 
     def point(schedule: Schedule) -> list[float]:
         found = simulate(problem, schedule)
-        return [found.peak, found.cost / plain.cost - 1.0]
+        return [found.peak, found.cost / cost - 1.0]
 
     planned, bound = [], []
     for share in SHARES:
-        budget = int(share * plain.peak)
+        budget = int(share * plain)
         schedule = within(problem, budget)
         found = point(schedule)
         if found[0] > budget:
@@ -78,7 +77,7 @@ def frontier(problem: Problem) -> dict:
         ordered = problem.reordered(problem.order_of(schedule))
         bound.append([budget, lower_bound(ordered, budget)])
     return {
-        "tf.gradients": [plain.peak, 0.0],
+        "tf.gradients": [plain, 0.0],
         "√n": point(sqrt_spaced(problem)),
         **{name: point(strategy(problem)) for name, strategy in STRATEGIES.items()},
         "budgets": planned,
@@ -94,17 +93,17 @@ def beside_published(label: str) -> dict:
     """
     source, make, batch, share, overhead = PUBLISHED[label]
     problem = read_model(make, batch, "v100")
-    plain = simulate(problem, baseline(problem))
-    found = simulate(problem, within(problem, int(share * plain.peak)))
+    plain, cost = plain_peak(problem), problem.costs.sum()
+    found = simulate(problem, within(problem, int(share * plain)))
     lowest = simulate(problem, STRATEGIES["memory"](problem))
     return {
         "source": source,
         "share": share,
         "published_overhead": overhead,
-        "reached": found.peak / plain.peak,
-        "overhead": found.cost / plain.cost - 1.0,
-        "lowest": lowest.peak / plain.peak,
-        "lowest_overhead": lowest.cost / plain.cost - 1.0,
+        "reached": found.peak / plain,
+        "overhead": found.cost / cost - 1.0,
+        "lowest": lowest.peak / plain,
+        "lowest_overhead": lowest.cost / cost - 1.0,
     }
 
 

@@ -323,16 +323,11 @@ def before_table(planning: dict, before: dict) -> str:
             peak, overhead = found[strategy]
             row.append(f"{peak / plain:.0%} at {overhead:.1%}")
         old = then["budgets"].get(share)
-        budget = float(share) * plain
-        now, bound = next(
-            (overhead, bound)
-            for (peak, overhead), (allowed, bound) in zip(
-                found["budgets"], found["bound"], strict=True
-            )
-            if abs(allowed - budget) < 2
-        )
-        row += [share, "not met" if old is None else f"{old:.1%}", f"{now:.1%}", f"{bound:.1%}"]
-        rows.append(row)
+        row += [share, "not met" if old is None else f"{old:.1%}"]
+        pairs = zip(found["budgets"], found["bound"], strict=True)
+        met = {budget: (now, bound) for (_, now), (budget, bound) in pairs}
+        now = [f"{cost:.1%}" for cost in met.get(int(float(share) * plain), ())]
+        rows.append([*row, *(now or ["not met", ""])])
     header = ["model", "`memory` of 1.1", "`memory`", "`auto`", "budget", "1.1", "now"]
     return markdown([*header, "at least, proven"], rows)
 
