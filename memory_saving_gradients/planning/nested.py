@@ -37,7 +37,7 @@ class Nested:
         self._problem = problem
         segments = Segments(problem, MOST_CUTS)
         self._cuts = segments.cuts
-        unit = max(1.0, budget / _STEPS)
+        unit = max(1, budget) / _STEPS
 
         def steps(bytes_: np.ndarray) -> np.ndarray:
             return np.rint(np.minimum(bytes_, 2 * budget) / unit).astype(np.int64)
