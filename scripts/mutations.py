@@ -1,8 +1,8 @@
 """Mutation testing of the planners: do their tests fail when the code is wrong?
 
 Cosmic Ray changes one thing at a time in `memory_saving_gradients/planning`, in a copy of this
-folder, and runs `tests/planning`. Of thousands of mutants some are drawn by chance; a minute for each
-must be reckoned with. Writes benchmarks/mutations.json with those that no test noticed.
+folder, and runs `tests/planning`. Of thousands of mutants some are drawn by chance, as each takes a
+minute. Writes benchmarks/mutations.json with those that no test noticed.
 
     pip install cosmic-ray
     python -m scripts.mutations --count 100

@@ -8,7 +8,7 @@ from tests.planning.problems import chain
 from tests.replay import replay
 
 
-@pytest.mark.parametrize("length", [4, 16, 32])
+@pytest.mark.parametrize("length", [16, 32])
 def test_less_room_costs_more(length):
     step = chain(length)
     plain = simulate(step, range(len(step.ops)))
