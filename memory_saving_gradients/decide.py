@@ -45,7 +45,9 @@ def decide(reading: Reading, wish: Wish) -> Plan:
     sequence = problem.order_of(schedule)
     reading = reading.in_order_of(problem.reordered(sequence))
     place = np.argsort(sequence)
-    plan = Plan.of(wish.strategy, reading.problem, place[np.asarray(schedule)], given, budget)
+    plan = Plan.of(
+        wish.strategy, reading.problem, place[np.asarray(schedule, dtype=np.int64)], given, budget
+    )
     return dataclasses.replace(
         plan,
         batch_size=reading.batch_size,

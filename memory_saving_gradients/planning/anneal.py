@@ -73,7 +73,7 @@ def annealed(
     place = np.argsort(order)
     problem = problem.reordered(order.tolist())
     step = Step.of(problem)
-    runs = Runs.of(problem, place[np.asarray(start)])
+    runs = Runs.of(problem, place[np.asarray(start, dtype=np.int64)])
     again = problem.may_repeat & (np.arange(len(problem.ops)) < problem.forward_count)
     makers = problem.makers
     candidates = np.flatnonzero((makers >= 0) & again[makers])
