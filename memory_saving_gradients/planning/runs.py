@@ -46,7 +46,7 @@ def compiled(function: _Function) -> _Function:
         found = numba.njit(cache=True, error_model="numpy")(function)
     except RuntimeError:  # no folder to store it in
         return cast(_Function, numba.njit(function))
-    for index in Path(found.stats.cache_path).glob(f"*.{function.__name__}-*.nbi"):
+    for index in Path(str(found.stats.cache_path)).glob(f"*.{function.__name__}-*.nbi"):
         if index.stat().st_mtime < _CHANGED:
             index.unlink(missing_ok=True)
     return cast(_Function, found)
