@@ -6,8 +6,6 @@ import dataclasses
 import functools
 import itertools
 
-import numpy as np
-
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
@@ -42,12 +40,9 @@ def decide(reading: Reading, wish: Wish) -> Plan:
     schedule, given = _schedule(reading, wish, budget)
     if budget is not None and peak(reading, schedule) > budget:
         raise unreachable(reading, schedule, budget, wish.most_runs != UNBOUNDED)
-    sequence = problem.order_of(schedule)
-    reading = reading.in_order_of(problem.reordered(sequence))
-    place = np.argsort(sequence)
-    plan = Plan.of(
-        wish.strategy, reading.problem, place[np.asarray(schedule, dtype=np.int64)], given, budget
-    )
+    ordered, moved, _ = problem.in_order_of(schedule)
+    reading = reading.in_order_of(ordered)
+    plan = Plan.of(wish.strategy, ordered, moved, given, budget)
     return dataclasses.replace(
         plan,
         batch_size=reading.batch_size,

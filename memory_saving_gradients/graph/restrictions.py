@@ -95,7 +95,7 @@ def pinned(
             or out_bytes < drawn.get(op, 0)
         ):
             pinned.add(op)
-        elif op.type == "AddN" and len(op.inputs) > 2 and not op.outputs[0].dtype.is_integer:
+        elif order.depends_on_time(op) and not op.outputs[0].dtype.is_integer:
             # Its kernel begins with the first term that nobody else will read. A second run would
             # be such a reader.
             pinned.add(op)

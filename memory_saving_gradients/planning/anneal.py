@@ -69,11 +69,9 @@ def annealed(
         hot: what a move may cost in the beginning, as a share of the cost of the step.
         seed: of the random choices; equal seeds find equal schedules.
     """
-    order = np.array(problem.order_of(start))
-    place = np.argsort(order)
-    problem = problem.reordered(order.tolist())
+    problem, start, order = problem.in_order_of(start)
     step = Step.of(problem)
-    runs = Runs.of(problem, place[np.asarray(start, dtype=np.int64)])
+    runs = Runs.of(problem, start)
     again = problem.may_repeat & (np.arange(len(problem.ops)) < problem.forward_count)
     makers = problem.makers
     candidates = np.flatnonzero((makers >= 0) & again[makers])

@@ -9,6 +9,7 @@ What is not optimal: the search is one of chance. `bounds` tells how far from th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable
 
@@ -115,10 +116,7 @@ def within(
     best = _improved(problem, best, budget, most_runs, _LATER_HOT, lambda best, seed: best)
     if problem.waits is None:
         return best
-
-    def other_order(best: Schedule, seed: int) -> Schedule:
-        return reordered(problem, best, seed)
-
+    other_order = functools.partial(reordered, problem)
     other = _improved(problem, best, budget, most_runs, HOT, other_order)
     return other if cost(other) < (1 - _WORTH_IT) * cost(best) else best
 

@@ -243,6 +243,12 @@ class Problem:
             forward += sorted(set(range(self.forward_count)).difference(forward))
         return [*forward, *(op for op in found[first:] if self.ops[op].backward)]
 
+    def in_order_of(self, schedule: Schedule) -> tuple[Problem, np.ndarray, np.ndarray]:
+        """The problem in the `order_of` a schedule, the schedule in its indices, and that order."""
+        order = np.array(self.order_of(schedule), dtype=np.int64)
+        moved = np.argsort(order)[np.asarray(schedule, dtype=np.int64)]
+        return self.reordered(order.tolist()), moved, order
+
     def grown(self, growth: Sequence[float], more: int) -> Problem:
         """The step for a larger batch (or a smaller one, if `more` is negative); costs stay.
 

@@ -74,7 +74,7 @@ def frontier(problem: Problem) -> dict:
         if found[0] > budget:
             break
         planned.append(found)
-        ordered = problem.reordered(problem.order_of(schedule))
+        ordered, _, _ = problem.in_order_of(schedule)
         bound.append([budget, lower_bound(ordered, budget)])
     return {
         "tf.gradients": [plain, 0.0],
