@@ -5,10 +5,13 @@ NeurIPS 2023): a move adds a run, and perhaps runs of what it reads; takes one a
 only it needed; or puts one into another slot. Moves that make the schedule cheaper, or bring it
 closer to the budget, are taken; others now and then, ever more rarely. What a byte above the budget
 costs follows the search: more while schedules exceed the budget, less while they do not, so that it
-goes along the border, where the best ones lie.
+goes along the border, where the best ones lie. A search for the lowest peak is the same one, with a
+budget that goes down whenever it is met.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -24,9 +27,11 @@ from memory_saving_gradients.planning.runs import (
     may_add,
     op_of,
     ops_of,
+    peak_of,
     remove,
     total_above,
 )
+from memory_saving_gradients.planning.simulate import simulate
 
 #: The temperature in the beginning and in the end: what a move may cost, as a share of all runs.
 HOT = 1e-3
@@ -45,6 +50,9 @@ _FARTHEST = 40
 
 # No move adds and removes more runs than this.
 _LONGEST = 500
+
+# A search for the lowest peak goes down in such steps.
+_LOWER = 0.99
 
 
 def annealed(
@@ -69,6 +77,49 @@ def annealed(
         hot: what a move may cost in the beginning, as a share of the cost of the step.
         seed: of the random choices; equal seeds find equal schedules.
     """
+    temperatures = (hot, _COLD)
+    return _searched(problem, start, budget, 1.0, math.inf, most_runs, moves, temperatures, seed)
+
+
+def lowered(
+    problem: Problem,
+    start: Schedule,
+    most_runs: int,
+    moves: int,
+    hot: float = HOT,
+    seed: int = 0,
+    most_cost: float = math.inf,
+) -> Schedule:
+    """The schedule of the lowest peak that a search from `start` finds; at worst `start`.
+
+    Args:
+        problem: the step.
+        start: a schedule of it.
+        most_runs: how often an op may run.
+        moves: how many moves to try.
+        hot: what a move may cost in the beginning, as a share of the cost of the step.
+        seed: of the random choices; equal seeds find equal schedules.
+        most_cost: what the schedule may cost, in seconds.
+    """
+    budget = int(_LOWER * simulate(problem, start).peak)
+    temperatures = (hot, _COLD)
+    found = _searched(
+        problem, start, budget, _LOWER, most_cost, most_runs, moves, temperatures, seed
+    )
+    return start if found is None else found
+
+
+def _searched(
+    problem: Problem,
+    start: Schedule,
+    budget: int,
+    lower: float,
+    most_cost: float,
+    most_runs: int,
+    moves: int,
+    temperatures: tuple[float, float],
+    seed: int,
+) -> Schedule | None:
     problem, start, order = problem.in_order_of(start)
     step = Step.of(problem)
     runs = Runs.of(problem, start)
@@ -78,11 +129,13 @@ def annealed(
     if not len(candidates):
         return None
     best = np.zeros(len(runs.keys), dtype=np.int64)
-    length = _search(step, runs, candidates, budget, most_runs, moves, (hot, _COLD), seed, best)
+    length = _search(
+        step, runs, candidates, budget, lower, most_cost, most_runs, moves, temperatures, seed, best
+    )
     if not length:
         return None
     runs = Runs.of(problem, ops_of(best[:length], len(problem.ops)))
-    _settle(step, runs, budget, moves)
+    _settle(step, runs, budget if lower == 1.0 else peak_of(runs), moves)
     return order[ops_of(runs.keys[: runs.length[0]], len(problem.ops))].tolist()
 
 
@@ -92,13 +145,19 @@ def _search(
     runs: Runs,
     candidates: np.ndarray,
     budget: int,
+    lower: float,
+    most_cost: float,
     most_runs: int,
     moves: int,
     temperatures: tuple[float, float],
     seed: int,
     best: np.ndarray,
 ) -> int:
-    """Anneals `runs`; writes the keys of the best to `best` and returns how many they are."""
+    """Anneals `runs`; writes the keys of the best to `best` and returns how many they are.
+
+    With `lower` below one, the budget becomes that share of the peak whenever it is met at no more
+    than the cost allowed: the best is the last one.
+    """
     np.random.seed(seed)
     plain = 1e-300 + step.cost.sum()
     unit = 1.0 / (float(max(budget, 1)) * step.ops)
@@ -106,13 +165,18 @@ def _search(
     for i in range(runs.length[0]):
         cost += step.cost[op_of(runs.keys[i], step.ops)]
     excess = total_above(runs, budget)
-    least, length = np.inf, 0
+    least, length = most_cost, 0
     price, lowest = _FIRST_PRICE, excess
     trail = np.empty(_LONGEST, np.int64)
     for move in range(moves):
         if excess == 0 and cost < least * (1 - 1e-12):
-            least, length = cost, runs.length[0]
+            length = runs.length[0]
             best[:length] = runs.keys[:length]
+            if lower < 1.0:
+                budget = int(lower * peak_of(runs))
+                excess = lowest = total_above(runs, budget)
+            else:
+                least = cost
         if move % max(1, moves // _PRICES) == 0:
             price = price * _PRICE if lowest > 0 else price / _PRICE
             lowest = excess
@@ -269,7 +333,7 @@ def _run_elsewhere(
         other, late = slot * factor + op, not _is_first(step, runs, key)
         if slot < step.first or slot >= step.ops:
             return 0, 0.0, 0
-    full = runs.times[op] >= most_runs and not late
+    full = not late and (not step.may_repeat[op] or runs.times[op] >= most_runs)
     if full or has(runs, other) or not may_add(step, runs, other):
         return 0, 0.0, 0
     more, dearer, done = add(step, runs, other, budget), step.cost[op], 1

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 
-from memory_saving_gradients.planning.anneal import HOT, annealed
+from memory_saving_gradients.planning.anneal import HOT, annealed, lowered
 from memory_saving_gradients.planning.bounds import least_peak, one_cut
 from memory_saving_gradients.planning.cuts import Segments, kept_at
 from memory_saving_gradients.planning.keep import keeping
@@ -28,16 +28,16 @@ from memory_saving_gradients.planning.simulate import simulate
 # What the starting schedules aim at, as shares of the budget: the one-cut program sees no transient
 # bytes, and nested segments not all.
 _KEPT = (1.0, 0.7)
-_NESTED = (1.0, 0.95, 0.9)
+_NESTED = (1.0, 0.9)
 
 # The solver takes longer than all the rest for problems of more ops than this.
 _LARGEST_PROGRAM = 30_000
 
-# So many moves for each op, but no more in all: fewer for a problem of so many ops or more, whose
-# moves take longer.
-_MOVES_PER_OP = 800
-_MOST_MOVES = 800_000
+# So many moves in all: fewer for a problem of more ops than so many, whose moves take longer, and
+# never more than so many for each op.
+_MOVES = 800_000
 _MANY_OPS = 1_000
+_MOVES_PER_OP = 4_000
 
 # The search goes on from the best schedule with smaller risks, then from the same in another order,
 # in so many rounds, as long as one makes it cheaper by such a share; not at all where it is that
@@ -54,14 +54,8 @@ _WORTH_IT = 0.005
 # their model holds possible.
 _CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
 
-# What lies between it and its bound is halved so many times, or until they are so close.
-_HALVINGS = 8
-_FINE = 0.005
-
-# Then a longer search, from there or from the step as it is, goes down in such steps, as far as
-# it can.
-_LAST_STEPS = 4
-_STEP = 0.99
+# One of the searches from there begins so much hotter.
+_HOTTER = 1e-2
 
 #: The runs an op may have where nothing bounds them.
 UNBOUNDED = 2**31
@@ -91,10 +85,7 @@ def within(
     kept, bound = _one_cut(problem, budget)
     if bound == math.inf or budget < least_peak(problem):
         return known or lowest(problem, most_runs)
-    starts: list[Schedule] = [range(len(problem.ops))]
-    starts += [keeping(problem, one) for one in kept]
-    nested = Nested(problem, budget)
-    starts += [one for share in _NESTED if (one := nested.schedule(share))]
+    starts = [*_starts(problem, budget, kept)]
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     found = [
         annealed(problem, start, budget, most_runs, most_moves(problem) // (2 * len(starts)))
@@ -131,7 +122,7 @@ def _improved(
 ) -> Schedule:
     """What rounds of searches, each from a `start` made of the best schedule so far, lead to."""
     for round_ in reported(range(1, _ROUNDS + 1)):
-        moves = most_moves(problem) // 2
+        moves = most_moves(problem) // 4
         found = annealed(problem, start(best, round_), budget, most_runs, moves, hot, seed=round_)
         before, best = best, cheapest(problem, [best, found or best])
         gained = simulate(problem, before).cost / simulate(problem, best).cost - 1
@@ -147,43 +138,26 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
         problem: the step.
         most_runs: how often an op may run.
     """
+    plain: Schedule = range(len(problem.ops))
     if not problem.may_repeat.any():
-        return range(len(problem.ops))
+        return plain
     segments = Segments(problem)
     aim = segments.lowest_aim()
     tried = (segments.cuts_for(aim * factor) for factor in _CUTS)
-    starts: list[Schedule] = [keeping(problem, kept_at(problem, cuts)) for cuts in tried if cuts]
-    best = min(
-        [*starts, range(len(problem.ops))], key=lambda schedule: simulate(problem, schedule).peak
-    )
-    peak, bound = simulate(problem, best).peak, least_peak(problem)
-    for _ in reported(range(_HALVINGS)):
-        if peak - bound <= _FINE * peak:
-            break
-        budget = int(math.sqrt(peak * bound))
-        found = annealed(problem, best, budget, most_runs, most_moves(problem) // _HALVINGS)
-        if found:
-            best, peak = found, simulate(problem, found).peak
-        else:
-            bound = budget
-    for _ in reported(range(_LAST_STEPS)):
-        budget = int(_STEP * peak)
-        moves = most_moves(problem) // _LAST_STEPS
-        searches = (
-            annealed(problem, start, budget, most_runs, moves)
-            for start in (reordered(problem, best), range(len(problem.ops)))
-        )
-        lower = next((one for one in searches if one), None)
-        if not lower:
-            break
-        best, peak = lower, simulate(problem, lower).peak
-    return best
+    kept = (keeping(problem, kept_at(problem, cuts)) for cuts in tried if cuts)
+    cut = lowest_of(problem, [*kept, plain])
+    searches = [(start, hot) for start in (plain, cut) for hot in (HOT, _HOTTER)]
+    moves = most_moves(problem) // 4
+    found = [lowered(problem, start, most_runs, moves, hot) for start, hot in reported(searches)]
+    best = lowest_of(problem, found)
+    start = lowest_of(problem, [best, reordered(problem, best)])
+    return lowered(problem, start, most_runs, moves, seed=1)
 
 
 def most_moves(problem: Problem) -> int:
     """How many moves a search of a problem may try in all."""
     count = max(1, len(problem.ops))
-    return min(_MOVES_PER_OP * count, _MOST_MOVES * _MANY_OPS // max(count, _MANY_OPS))
+    return min(_MOVES_PER_OP * count, _MOVES * _MANY_OPS // max(count, _MANY_OPS))
 
 
 def times_run(problem: Problem, schedule: Schedule) -> int:
@@ -196,6 +170,17 @@ def cheapest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     return min(schedules, key=lambda schedule: simulate(problem, schedule).cost)
 
 
+def lowest_of(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
+    """The schedule of the lowest peak, the first of equal ones."""
+    return min(schedules, key=lambda schedule: simulate(problem, schedule).peak)
+
+
+def without_expensive(problem: Problem) -> Problem:
+    """The problem in which no expensive op may run twice."""
+    ops = tuple(dataclasses.replace(op, pinned=op.pinned or op.expensive) for op in problem.ops)
+    return dataclasses.replace(problem, ops=ops)
+
+
 def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
     """The problem in which the ops that make `tensors` run once, so that these are kept."""
     makers = {problem.made_by[t] for t in tensors}
@@ -204,6 +189,18 @@ def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
         for index, op in enumerate(problem.ops)
     )
     return dataclasses.replace(problem, ops=ops)
+
+
+def _starts(problem: Problem, budget: int, kept: Iterable[Collection[int]]) -> Iterator[Schedule]:
+    """Schedules to begin with."""
+    yield range(len(problem.ops))
+    for tensors in (*kept, *_one_cut(without_expensive(problem), budget)[0][:1]):
+        yield keeping(problem, tensors)
+    nested = Nested(problem, budget)
+    yield from (one for share in _NESTED if (one := nested.schedule(share)))
+    cuts = Segments(problem).cuts_for(budget)
+    if cuts:
+        yield keeping(problem, kept_at(problem, cuts))
 
 
 def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:

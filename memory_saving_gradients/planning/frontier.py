@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memory_saving_gradients.planning.anneal import annealed
+from memory_saving_gradients.planning.anneal import annealed, lowered
 from memory_saving_gradients.planning.bounds import least_peak
 from memory_saving_gradients.planning.budget import (
     UNBOUNDED,
     cheapest,
     lowest,
+    lowest_of,
     most_moves,
     times_run,
     within,
@@ -24,11 +25,12 @@ from memory_saving_gradients.planning.budget import (
 from memory_saving_gradients.planning.nested import Nested
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.progress import reported
+from memory_saving_gradients.planning.reorder import reordered
 from memory_saving_gradients.planning.simulate import simulate
 
 # What lies between the plain peak and the least one is halved so many times, or until they are so
-# close.
-_HALVINGS = 8
+# close. Searches for the lowest peak go on from there.
+_HALVINGS = 5
 _FINE = 0.005
 
 # The knee is looked for among so many budgets.
@@ -50,7 +52,7 @@ def cheaper_than(problem: Problem, max_overhead: float, most_runs: int = UNBOUND
         return range(len(problem.ops))
     allowed = (1 + max_overhead) * problem.costs.sum()
     best: Schedule = range(len(problem.ops))
-    peak, least = simulate(problem, best).peak, least_peak(problem)
+    plain, peak, least = best, simulate(problem, best).peak, least_peak(problem)
     for _ in reported(range(_HALVINGS)):
         if peak - least <= _FINE * peak:
             break
@@ -60,7 +62,13 @@ def cheaper_than(problem: Problem, max_overhead: float, most_runs: int = UNBOUND
             best, peak = found, simulate(problem, found).peak
         else:
             least = budget
-    return best
+
+    def lower(start: Schedule) -> Schedule:
+        moves = most_moves(problem) // 4
+        return lowered(problem, start, most_runs, moves, most_cost=allowed)
+
+    best = lowest_of(problem, [lower(start) for start in (best, plain)])
+    return lower(lowest_of(problem, [best, reordered(problem, best)]))
 
 
 def at_knee(problem: Problem, most_runs: int) -> Schedule:

@@ -2,8 +2,9 @@
 
 A segment that is too large is recomputed up to a cut inside it, and what lies before the cut once
 more when the backward pass comes to it; or the part that fits is kept right away, whole or only
-what expensive ops make. This is the dynamic program of Beaumont et al. ("Optimal checkpointing for
-heterogeneous chains", 2019), over the cuts of any graph in place of the layers of a chain.
+what expensive ops make and what is read behind it. This is the dynamic program of Beaumont et al.
+("Optimal checkpointing for heterogeneous chains", 2019), over the cuts of any graph in place of the
+layers of a chain.
 
 What is not optimal: cuts of one order alone, bytes in coarse steps, and what a forward run takes on
 its way is not counted.
@@ -43,8 +44,15 @@ class Nested:
             return np.rint(np.minimum(bytes_, 2 * budget) / unit).astype(np.int64)
 
         forward = problem.ops[: problem.forward_count]
+        ends = np.append(self._cuts[1:], len(forward))
+        ends = ends.repeat(np.diff(self._cuts, append=len(forward)))
+        _, last_read = problem.forward_spans
         self._again = [not op.pinned for op in forward]
-        self._cheap = [not op.pinned and not op.expensive for op in forward]
+        # What is read behind the next cut stays at hand for what is recomputed from there.
+        self._cheap = [
+            not (op.pinned or op.expensive) and all(last_read[t] < end for t in op.outputs)
+            for op, end in zip(forward, ends, strict=True)
+        ]
 
         def by_segment(values: list[float]) -> np.ndarray:
             return np.add.reduceat(np.array(values), self._cuts)
@@ -116,7 +124,7 @@ def _cheapest(
     """Of segments p up to q, with so much room: the cost of recomputing them, and how.
 
     The choice is 0 to run all of them, s to run them up to cut s and come back; -1 to run the first
-    one and keep what it makes, -2 to keep what expensive ops make and to run the others `again`.
+    one and keep what it makes, -2 to keep what cannot cheaply run `again` and to run the rest so.
     The first run of all, up to the end, costs nothing.
     """
     count = len(last)

@@ -11,6 +11,7 @@ would go through the whole schedule. The two agree (tests/planning/test_runs.py)
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -47,8 +48,9 @@ def compiled(function: _Function) -> _Function:
     except RuntimeError:  # no folder to store it in
         return cast(_Function, numba.njit(function))
     for index in Path(str(found.stats.cache_path)).glob(f"*.{function.__name__}-*.nbi"):
-        if index.stat().st_mtime < _CHANGED:
-            index.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if index.stat().st_mtime < _CHANGED:
+                index.unlink()
     return cast(_Function, found)
 
 
@@ -215,6 +217,15 @@ def total_above(runs: Runs, budget: int) -> int:
     for i in range(runs.length[0]):
         excess += above(runs.live[i] + runs.beside[i], budget)
     return excess
+
+
+@compiled
+def peak_of(runs: Runs) -> int:
+    """The most bytes alive at once."""
+    peak = 0
+    for i in range(runs.length[0]):
+        peak = max(peak, runs.live[i] + runs.beside[i])
+    return peak
 
 
 @compiled

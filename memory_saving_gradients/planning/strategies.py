@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable
 
-from memory_saving_gradients.planning.budget import lowest, within
+from memory_saving_gradients.planning.budget import lowest, within, without_expensive
 from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
@@ -40,12 +39,6 @@ def speed(problem: Problem) -> Schedule:
 def auto(problem: Problem) -> Schedule:
     """The knee: most of what `memory` saves, for less, with every op run at most twice."""
     return at_knee(problem, 2) if problem.may_repeat.any() else range(len(problem.ops))
-
-
-def without_expensive(problem: Problem) -> Problem:
-    """The problem in which no expensive op may run twice."""
-    ops = tuple(dataclasses.replace(op, pinned=op.pinned or op.expensive) for op in problem.ops)
-    return dataclasses.replace(problem, ops=ops)
 
 
 def keep_given(problem: Problem, kept: Collection[int]) -> Schedule:
