@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scripts.benchmarks import compare
+from scripts.benchmarks import compare, peers_tensorflow
 from test_models import GPT
 
 SMALL = functools.partial(GPT, layers=3, width=64, length=64, vocabulary=128, heads=2)
@@ -17,23 +17,25 @@ SMALL = functools.partial(GPT, layers=3, width=64, length=64, vocabulary=128, he
 def rows():
     step = functools.partial(SMALL, dropout=0.2), 8
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(compare.COMPARED, "small", (step, None, None))
-        patch.setattr(compare.measure, "function_peak", lambda *_: 1)  # of another process
-        found = compare.in_functions("small", 1, lambda what: None)
-    found += compare.in_sessions(*step, 1, lambda what: None)
+        patch.setitem(peers_tensorflow.COMPARED, "small", (step, None, None))
+        patch.setattr(peers_tensorflow.measure, "function_peak", lambda *_: 1)  # of another process
+        found = peers_tensorflow.in_functions("small", 1, lambda what: None)
+    found += peers_tensorflow.in_sessions(*step, 1, lambda what: None)
     return {row.peer: row for row in found}
 
 
 def test_every_way_is_measured(rows):
-    assert set(rows) == {*compare.PEERS, *compare.FUNCTIONS}
+    assert set(rows) == {*peers_tensorflow.PEERS, *peers_tensorflow.FUNCTIONS}
     met = [row for name, row in rows.items() if "budget" not in name]  # a small model may miss it
     assert all(row.error is None and row.time_ratio > 0 for row in met)
-    assert rows["ours, memory"].peak_bytes < 0.5 * rows[compare.PLAIN].peak_bytes
+    assert rows["ours, memory"].peak_bytes < 0.5 * rows[peers_tensorflow.PLAIN].peak_bytes
 
 
 def test_wrong_gradients_are_found(rows):
     """`tf.recompute_grad` draws another dropout mask when it recomputes."""
-    wrong = {name for name, row in rows.items() if compare.verdict(row).startswith("wrong")}
+    wrong = {
+        name for name, row in rows.items() if peers_tensorflow.verdict(row).startswith("wrong")
+    }
     assert wrong == {"tf.recompute_grad by block", "the same, Grappler off"}
 
 
@@ -41,9 +43,11 @@ def test_one_that_fails_says_why(monkeypatch):
     def broken(*arguments):
         raise RuntimeError("\x1b[1mno\x1b[0m\n  memory")
 
-    plain = compare.PEERS[compare.PLAIN]
-    monkeypatch.setattr(compare, "PEERS", {"tf.gradients": plain, "broken": compare.Peer(broken)})
-    _, row = compare.in_sessions(SMALL, 8, 1, lambda what: None)
+    plain = peers_tensorflow.PEERS[peers_tensorflow.PLAIN]
+    monkeypatch.setattr(
+        peers_tensorflow, "PEERS", {"tf.gradients": plain, "broken": peers_tensorflow.Peer(broken)}
+    )
+    _, row = peers_tensorflow.in_sessions(SMALL, 8, 1, lambda what: None)
     assert row.error.split() == ["no", "memory"]
     assert row.peak_bytes is None
 
@@ -59,10 +63,13 @@ def test_other_frameworks(framework):
 
 def test_the_whole_command(tmp_path, monkeypatch, capsys):
     small = {"GPT, small": ((SMALL, 8), None, None)}
-    peers = {name: compare.PEERS[name] for name in (compare.PLAIN, "ours, memory")}
-    monkeypatch.setattr(compare, "PEERS", peers)
-    monkeypatch.setattr(compare, "FUNCTIONS", {})
-    monkeypatch.setattr(compare, "COMPARED", small)
+    peers = {
+        name: peers_tensorflow.PEERS[name] for name in (peers_tensorflow.PLAIN, "ours, memory")
+    }
+    for module in (compare, peers_tensorflow):
+        monkeypatch.setattr(module, "PEERS", peers)
+        monkeypatch.setattr(module, "FUNCTIONS", {})
+        monkeypatch.setattr(module, "COMPARED", small)
     compare.main(["gpt", "--rounds", "1", "--output", str(tmp_path / "compare.json")])
     said = capsys.readouterr().out
     assert "ours, memory" in said

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from memory_saving_gradients.report.figures import COLOURS
-from scripts.benchmarks.compare import Row, verdict
+from scripts.benchmarks.peers_tensorflow import Row, verdict
 
 
 def draw_frontiers(planning: dict, path: Path) -> None:

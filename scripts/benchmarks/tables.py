@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 
-from scripts.benchmarks.compare import COMPARED, Row, verdict
+from scripts.benchmarks.peers_tensorflow import COMPARED, Row, verdict
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
