@@ -393,3 +393,22 @@ def compare_notes(results: dict) -> str:
             *(["What fails says:", "", *lines] if lines else []),
         ]
     )
+
+
+def mutations_table(results: dict) -> str:
+    """How many wrong planners the tests notice, and the changes that they do not."""
+
+    def line(diff: list[str], sign: str) -> str:
+        found = next(one[1:].strip() for one in diff if one[0] == sign)
+        return "`" + found.replace("|", r"\|") + "`"
+
+    lived, tried = results["survivors"], results["tried"]
+    said = (
+        f"Of {results['mutants']:,} mutants of `planning/` {tried} were drawn by chance and tried; "
+        f"`tests/planning` noticed {tried - len(lived)} of them ({1 - len(lived) / tried:.0%})."
+    )
+    rows = [
+        [f"{one['name'].split()[0]}, line {one['line']}", *(line(one["diff"], s) for s in "-+")]
+        for one in lived
+    ]
+    return f"{said}\n\n{markdown(['not noticed', 'was', 'became'], rows)}" if rows else said

@@ -88,6 +88,11 @@ def test_articulation_points_of_a_chain_are_its_inner_ops():
     assert articulation_tensors(chain(5)) == [1, 2, 3]
 
 
+def test_where_nothing_is_given_the_plain_step_stays_if_it_is_as_low():
+    step = chain(2)
+    assert list(keep_given(step, ())) == list(range(4))
+
+
 def test_given_checkpoints_are_kept():
     step = chain(9)
     schedule = keep_given(step, {2, 5})
