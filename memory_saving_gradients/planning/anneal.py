@@ -120,6 +120,7 @@ def _searched(
     temperatures: tuple[float, float],
     seed: int,
 ) -> Schedule | None:
+    """What `_search` finds, without what it does not need."""
     problem, start, order = problem.in_order_of(start)
     step = Step.of(problem)
     runs = Runs.of(problem, start)

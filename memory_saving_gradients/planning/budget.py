@@ -1,7 +1,7 @@
 """The cheapest schedule within a budget, and the schedule of the lowest peak.
 
 A search (`anneal`) starts from several schedules that promise much: the step as it is, what the
-one-cut program keeps, nested segments. It goes on from the best that they lead to.
+one-cut program keeps, nested segments, cuts. It goes on from the best that they lead to.
 
 What is not optimal: the search is one of chance. `bounds` tells how far from the optimum it can be.
 """
@@ -50,11 +50,9 @@ _CLOSE = 0.002
 # Another order is to save such a share of the cost: runtimes foretell the written one better.
 _WORTH_IT = 0.005
 
-# The lowest peak is looked for from the best of cuts that aim at so many times the lowest one that
-# their model holds possible.
+# The lowest peak is looked for from the step as it is, and from the best of cuts that aim at so
+# many times the lowest one that their model holds possible; from both also by a hotter search.
 _CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
-
-# One of the searches from there begins so much hotter.
 _HOTTER = 1e-2
 
 #: The runs an op may have where nothing bounds them.
@@ -98,18 +96,15 @@ def within(
             return floor
         fitting.append(floor)
     best = cheapest(problem, fitting)
-
-    def cost(schedule: Schedule) -> float:
-        return simulate(problem, schedule).cost
-
-    if cost(best) < (1 + bound) * problem.costs.sum() * (1 + _CLOSE):
+    if _cost(problem, best) < (1 + bound) * problem.costs.sum() * (1 + _CLOSE):
         return best
     best = _improved(problem, best, budget, most_runs, _LATER_HOT, lambda best, seed: best)
     if problem.waits is None:
         return best
     other_order = functools.partial(reordered, problem)
     other = _improved(problem, best, budget, most_runs, HOT, other_order)
-    return other if cost(other) < (1 - _WORTH_IT) * cost(best) else best
+    worth_it = _cost(problem, other) < (1 - _WORTH_IT) * _cost(problem, best)
+    return other if worth_it else best
 
 
 def _improved(
@@ -124,9 +119,8 @@ def _improved(
     for round_ in reported(range(1, _ROUNDS + 1)):
         moves = most_moves(problem) // 4
         found = annealed(problem, start(best, round_), budget, most_runs, moves, hot, seed=round_)
-        before, best = best, cheapest(problem, [best, found or best])
-        gained = simulate(problem, before).cost / simulate(problem, best).cost - 1
-        if gained < _GIVE_UP:
+        before, best = best, cheapest(problem, [best, found] if found else [best])
+        if _cost(problem, before) <= (1 + _GIVE_UP) * _cost(problem, best):
             break
     return best
 
@@ -167,7 +161,11 @@ def times_run(problem: Problem, schedule: Schedule) -> int:
 
 def cheapest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     """The schedule of the least cost, the first of equal ones."""
-    return min(schedules, key=lambda schedule: simulate(problem, schedule).cost)
+    return min(schedules, key=lambda schedule: _cost(problem, schedule))
+
+
+def _cost(problem: Problem, schedule: Schedule) -> float:
+    return simulate(problem, schedule).cost
 
 
 def lowest_of(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
