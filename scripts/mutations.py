@@ -71,7 +71,8 @@ def survivors(session: Path) -> tuple[int, list[dict[str, Any]]]:
         items = [
             (item, results[item.job_id])
             for item in database.work_items
-            if results[item.job_id].worker_outcome != WorkerOutcome.SKIPPED
+            if item.job_id in results
+            and results[item.job_id].worker_outcome != WorkerOutcome.SKIPPED
         ]
     lived = [
         {

@@ -1,11 +1,13 @@
 """Searches by chance, against an independent replay of what they find."""
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memory_saving_gradients.planning.anneal import annealed, lowered
 from memory_saving_gradients.planning.budget import UNBOUNDED, times_run
+from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import simulate
 from tests.planning.problems import chain, problems
 from tests.replay import replay
@@ -39,9 +41,18 @@ def test_the_lowest_peak_keeps_what_is_allowed(step, most_runs, extra):
     assert times_run(step, found) <= max(1, most_runs)
 
 
-def test_the_lowest_peak_of_a_chain_is_found_from_the_plain_step():
-    step = chain(20)
-    lowest = lowered(step, range(40), 2, 50_000)
-    assert simulate(step, lowest).peak <= 8 * 11  # 2√20, and what is being made
-    half = lowered(step, range(40), 2, 50_000, most_cost=45.0)
-    assert simulate(step, lowest).peak < simulate(step, half).peak < simulate(step, range(40)).peak
+def with_update(step: Problem) -> Problem:
+    """The step with one op more behind its last gradient, so with an odd number of ops."""
+    last = len(step.tensors)
+    ops = (*step.ops, Op("update", (last - 1,), (last,), backward=True))
+    return Problem(ops, (*step.tensors, Tensor("update:0", 1)), frozenset({last}))
+
+
+@pytest.mark.parametrize("step", [chain(20), with_update(chain(20))], ids=["even", "odd"])
+def test_the_lowest_peak_of_a_chain_is_found_from_the_plain_step(step):
+    plain = range(len(step.ops))
+    lowest = lowered(step, plain, 2, 50_000)
+    assert simulate(step, lowest).peak == 8 * 8  # about √(2n), and what is being made
+    half = lowered(step, plain, 2, 50_000, most_cost=step.costs.sum() + 5)
+    peaks = [simulate(step, one).peak for one in (lowest, half, plain)]
+    assert sorted(set(peaks)) == peaks
