@@ -78,7 +78,7 @@ def survivors(session: Path) -> tuple[int, list[dict[str, Any]]]:
         {
             "name": name_of(item),
             "line": item.mutations[0].start_pos[0],
-            "diff": [line for line in (result.diff or "").splitlines() if line[:1] in "+-"][2:],
+            "diff": [line for line in (result.diff or "").splitlines() if line[:1] in "+-"][3:],
         }
         for item, result in items
         if result.test_outcome == TestOutcome.SURVIVED
