@@ -12,6 +12,7 @@ budget that goes down whenever it is met.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,6 +56,29 @@ _LONGEST = 500
 _LOWER = 0.99
 
 
+class Search(NamedTuple):
+    """What a search is to find, and how long it may take.
+
+    Attributes:
+        budget: the peak to begin with, in bytes.
+        lower: below one, the budget becomes this share of the peak whenever it is met: then the
+            best schedule is the lowest one; else it is the cheapest.
+        most_cost: what a schedule may cost, in seconds.
+        most_runs: how often an op may run.
+        moves: how many moves to try.
+        hot: the temperature in the beginning.
+        seed: of the random choices.
+    """
+
+    budget: int
+    lower: float
+    most_cost: float
+    most_runs: int
+    moves: int
+    hot: float
+    seed: int
+
+
 def annealed(
     problem: Problem,
     start: Schedule,
@@ -77,8 +101,7 @@ def annealed(
         hot: what a move may cost in the beginning, as a share of the cost of the step.
         seed: of the random choices; equal seeds find equal schedules.
     """
-    temperatures = (hot, _COLD)
-    return _searched(problem, start, budget, 1.0, math.inf, most_runs, moves, temperatures, seed)
+    return _found(problem, start, Search(budget, 1.0, math.inf, most_runs, moves, hot, seed))
 
 
 def lowered(
@@ -102,24 +125,12 @@ def lowered(
         most_cost: what the schedule may cost, in seconds.
     """
     budget = int(_LOWER * simulate(problem, start).peak)
-    temperatures = (hot, _COLD)
-    found = _searched(
-        problem, start, budget, _LOWER, most_cost, most_runs, moves, temperatures, seed
-    )
+    search = Search(budget, _LOWER, most_cost, most_runs, moves, hot, seed)
+    found = _found(problem, start, search)
     return start if found is None else found
 
 
-def _searched(
-    problem: Problem,
-    start: Schedule,
-    budget: int,
-    lower: float,
-    most_cost: float,
-    most_runs: int,
-    moves: int,
-    temperatures: tuple[float, float],
-    seed: int,
-) -> Schedule | None:
+def _found(problem: Problem, start: Schedule, search: Search) -> Schedule | None:
     """What `_search` finds, without what it does not need."""
     problem, start, order = problem.in_order_of(start)
     step = Step.of(problem)
@@ -130,51 +141,36 @@ def _searched(
     if not len(candidates):
         return None
     best = np.zeros(len(runs.keys), dtype=np.int64)
-    length = _search(
-        step, runs, candidates, budget, lower, most_cost, most_runs, moves, temperatures, seed, best
-    )
+    length = _search(step, runs, candidates, search, best)
     if not length:
         return None
     runs = Runs.of(problem, ops_of(best[:length], len(problem.ops)))
-    _settle(step, runs, budget if lower == 1.0 else peak_of(runs), moves)
+    _settle(step, runs, search.budget if search.lower == 1.0 else peak_of(runs), search.moves)
     return order[ops_of(runs.keys[: runs.length[0]], len(problem.ops))].tolist()
 
 
 @compiled
 def _search(
-    step: Step,
-    runs: Runs,
-    candidates: np.ndarray,
-    budget: int,
-    lower: float,
-    most_cost: float,
-    most_runs: int,
-    moves: int,
-    temperatures: tuple[float, float],
-    seed: int,
-    best: np.ndarray,
+    step: Step, runs: Runs, candidates: np.ndarray, search: Search, best: np.ndarray
 ) -> int:
-    """Anneals `runs`; writes the keys of the best to `best` and returns how many they are.
-
-    With `lower` below one, the budget becomes that share of the peak whenever it is met at no more
-    than the cost allowed: the best is the last one.
-    """
-    np.random.seed(seed)
+    """Anneals `runs`; writes the keys of the best to `best` and returns how many they are."""
+    budget, most_runs, moves = search.budget, search.most_runs, search.moves
+    np.random.seed(search.seed)
     plain = 1e-300 + step.cost.sum()
     unit = 1.0 / (float(max(budget, 1)) * step.ops)
     cost = 0.0
     for i in range(runs.length[0]):
         cost += step.cost[op_of(runs.keys[i], step.ops)]
     excess = total_above(runs, budget)
-    least, length = most_cost, 0
+    least, length = search.most_cost, 0
     price, lowest = _FIRST_PRICE, excess
     trail = np.empty(_LONGEST, np.int64)
     for move in range(moves):
         if excess == 0 and cost < least * (1 - 1e-12):
             length = runs.length[0]
             best[:length] = runs.keys[:length]
-            if lower < 1.0:
-                budget = int(lower * peak_of(runs))
+            if search.lower < 1.0:
+                budget = int(search.lower * peak_of(runs))
                 excess = lowest = total_above(runs, budget)
             else:
                 least = cost
@@ -182,7 +178,7 @@ def _search(
             price = price * _PRICE if lowest > 0 else price / _PRICE
             lowest = excess
         lowest = min(lowest, excess)
-        heat = temperatures[0] * (temperatures[1] / temperatures[0]) ** (move / moves)
+        heat = search.hot * (_COLD / search.hot) ** (move / moves)
         kind = np.random.random()
         if kind < _ADDING:
             more, dearer, done = _run_again(step, runs, candidates, budget, most_runs, trail)
