@@ -1,8 +1,8 @@
 """Mutation testing of the planners: do their tests fail when the code is wrong?
 
 Cosmic Ray changes one thing at a time in `memory_saving_gradients/planning`, in a copy of this
-folder, and runs `tests/planning`. Of thousands of mutants some are drawn by chance, as each takes
-half a minute. Writes benchmarks/mutations.json with those that no test noticed; `--again` tries
+folder, and runs `tests/planning`. Of thousands of mutants some are drawn by chance, as each takes a
+minute or two. Writes benchmarks/mutations.json with those that no test noticed; `--again` tries
 these once more, when tests have been written for them.
 
     pip install cosmic-ray
