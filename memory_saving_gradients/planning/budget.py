@@ -83,7 +83,7 @@ def within(
     kept, bound = _one_cut(problem, budget)
     if bound == math.inf or budget < least_peak(problem):
         return known or lowest(problem, most_runs)
-    starts = [*_starts(problem, budget, kept)]
+    starts = [*_starts(problem, budget, kept), _lowest_of_cheap(problem, most_runs)]
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     found = [
         annealed(problem, start, budget, most_runs, most_moves(problem) // (2 * len(starts)))
@@ -135,17 +135,30 @@ def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     plain: Schedule = range(len(problem.ops))
     if not problem.may_repeat.any():
         return plain
+    searches = [(start, hot) for start in (plain, _best_cut(problem)) for hot in (HOT, _HOTTER)]
+    moves = most_moves(problem) // 4
+    found = [lowered(problem, start, most_runs, moves, hot) for start, hot in reported(searches)]
+    best = lowest_of(problem, [*found, _lowest_of_cheap(problem, most_runs)])
+    start = lowest_of(problem, [best, reordered(problem, best)])
+    return lowered(problem, start, most_runs, moves, seed=1)
+
+
+def _lowest_of_cheap(problem: Problem, most_runs: int) -> Schedule:
+    """The schedule of a low peak in which no expensive op runs twice.
+
+    Where such ops save little, a search among all schedules seldom finds those without them.
+    """
+    cheap = without_expensive(problem)
+    return lowered(cheap, _best_cut(cheap), most_runs, most_moves(cheap) // 8, _HOTTER)
+
+
+def _best_cut(problem: Problem) -> Schedule:
+    """The schedule of the lowest peak that keeps what crosses some cuts alone."""
     segments = Segments(problem)
     aim = segments.lowest_aim()
     tried = (segments.cuts_for(aim * factor) for factor in _CUTS)
     kept = (keeping(problem, kept_at(problem, cuts)) for cuts in tried if cuts)
-    cut = lowest_of(problem, [*kept, plain])
-    searches = [(start, hot) for start in (plain, cut) for hot in (HOT, _HOTTER)]
-    moves = most_moves(problem) // 4
-    found = [lowered(problem, start, most_runs, moves, hot) for start, hot in reported(searches)]
-    best = lowest_of(problem, found)
-    start = lowest_of(problem, [best, reordered(problem, best)])
-    return lowered(problem, start, most_runs, moves, seed=1)
+    return lowest_of(problem, [*kept, range(len(problem.ops))])
 
 
 def most_moves(problem: Problem) -> int:
@@ -192,7 +205,7 @@ def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
 def _starts(problem: Problem, budget: int, kept: Iterable[Collection[int]]) -> Iterator[Schedule]:
     """Schedules to begin with."""
     yield range(len(problem.ops))
-    for tensors in (*kept, *_one_cut(without_expensive(problem), budget)[0][:1]):
+    for tensors in kept:
         yield keeping(problem, tensors)
     nested = Nested(problem, budget)
     yield from (one for share in _NESTED if (one := nested.schedule(share)))
