@@ -6,6 +6,7 @@ tests/graph/runtimes/test_kernels.py and tests/test_onednn.py trace them again.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
 
     The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
     `conv_grad_input_ops` (Eigen kernels): as many images are unrolled at a time as fill the
-    last-level cache. oneDNN's kernels, for float32 and bfloat16, take far less and count as none.
-    `Einsum` transposes.
+    last-level cache; those of volumes do it alike (`conv_grad_ops_3d`). oneDNN's kernels, for
+    float32 and bfloat16, take far less and count as none. `Einsum` transposes.
 
     Args:
         op: the op.
@@ -56,6 +57,8 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
         one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
         images = 1 if one_image else math.ceil(_L3_BYTES / size / work)
         return images * unrolled * size
+    if op.type in ("Conv3DBackpropFilterV2", "Conv3DBackpropInputV2") and not onednn_enabled():
+        return _unrolled_volumes(op, shape)
     if op.type == "Pow" and np.all(tf.get_static_value(op.inputs[1]) == 3):
         # Grappler makes x * x**2 of it.
         return math.prod(shape(op.outputs[0])) * size
@@ -64,6 +67,63 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
         operands = [math.prod(shape(tensor)) for tensor in op.inputs]
         return size * _transposed(equation, operands, math.prod(shape(op.outputs[0])))
     return 0
+
+
+def _unrolled_volumes(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes that Eigen's gradient of a 3-D convolution unrolls volumes into."""
+    is_filter = op.type == "Conv3DBackpropFilterV2"
+    kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
+    volumes = shape(op.inputs[0] if is_filter else op.outputs[0])
+    gradient = shape(op.inputs[2])
+    dtype = op.outputs[0].dtype
+    if None in kernel or dtype not in (tf.float32, tf.float64):
+        return 0
+    positions = math.prod(gradient[1:4])
+    unrolled = positions * math.prod(kernel[:4])
+    work = unrolled + positions * kernel[4] + math.prod(kernel)
+    at_once = math.ceil(_cache_for_volumes() // dtype.size / work)
+    elements = unrolled * (1 if gradient[0] == 1 and not is_filter else at_once)
+    inputs = math.prod(volumes) + math.prod(kernel) + math.prod(gradient)
+    return elements * dtype.size if elements // inputs <= _MOST_UNROLLED else 0
+
+
+_MOST_UNROLLED = 25  # times the inputs; what would be larger is not unrolled
+
+
+@functools.cache
+def _cache_for_volumes() -> int:
+    """Bytes of the last-level cache as Eigen asks the processor, read off a gradient's scratch.
+
+    The size is not the one that Linux gives for every processor.
+    """
+    side, filters = 11, 63
+    work = side**3 * (1 + filters) + filters
+    with tf.Graph().as_default() as graph:
+        volumes, gradient = tf.zeros((8, *[side] * 3, 1)), tf.zeros((8, *[side] * 3, filters))
+        tf.raw_ops.Conv3DBackpropFilterV2(
+            input=volumes,
+            filter_sizes=(1, 1, 1, 1, filters),
+            out_backprop=gradient,
+            strides=[1] * 5,
+            padding="SAME",
+            name="probe",
+        )
+    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    metadata = tf.compat.v1.RunMetadata()
+    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        session.run("probe", options=options, run_metadata=metadata)
+    at_once = max(
+        record.alloc_bytes // (side**3 * 4)
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for memory in node.memory
+        for record in memory.allocation_records
+        if node.node_name == "probe"
+    )
+    # The volumes that fill it are rounded up; a cache has whole half megabytes.
+    return at_once * work * 4 // 2**19 * 2**19
 
 
 def reserve_bytes(op: tf.Operation, output: int, shape: ShapeOf) -> int:
