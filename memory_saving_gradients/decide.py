@@ -60,12 +60,12 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
         index_of = {op.name: i for i, op in enumerate(problem.ops)}
         planned = [index_of[op.name] for op in wish.plan.problem.ops]
         return [planned[i] for i in wish.plan.schedule], list(wish.plan.given)
-    kept = [t for t in wish.kept or () if t.name in reading.tensor_of]
-    tensors = None if wish.kept is None else frozenset(reading.tensor_of[t.name] for t in kept)
+    kept = [t for t in wish.kept or () if reading.numbers_of(t.name)]
+    tensors = frozenset(number for t in kept for number in reading.numbers_of(t.name))
     question = _Question(
         problem.structure,
         wish.strategy,
-        tensors,
+        None if wish.kept is None else tensors,
         budget,
         wish.max_overhead,
         wish.most_runs,

@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from memory_saving_gradients.graph.runtimes import compiler
+
 
 @dataclasses.dataclass(frozen=True)
 class Event:
@@ -144,6 +146,33 @@ def compiled_peak(make_step: Callable[..., Callable[[], Any]], *args: Any) -> in
     with tempfile.TemporaryDirectory() as folder:
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} --xla_dump_hlo_as_text"
         return _in_fresh_process({"XLA_FLAGS": flags}, _assigned_bytes, make_step, (folder, *args))
+
+
+def compiled_temporaries(
+    function: tf.types.experimental.GenericFunction, *inputs: Any, device: str = "cpu"
+) -> int:
+    """The bytes that XLA allocates beside arguments and results, for a GPU that need not be there.
+
+    Nothing runs but the compiler.
+
+    Args:
+        function: a `tf.function` with `jit_compile=True`.
+        *inputs: what it is called with: tensors, or `tf.TensorSpec`s with whole shapes.
+        device: "t4", "v100", "a100" or "h100", for which the extra `xla-gpu` has the compiler;
+            anything else is this machine's own device.
+
+    Returns:
+        Bytes. On a GPU, scratch space of tuned convolutions comes on top.
+
+    Raises:
+        CannotCompile: XLA does not compile it, or the extra is missing.
+
+    Example:
+        >>> step = tf.function(lambda x: tf.linalg.matmul(x @ x, x @ x), jit_compile=True)
+        >>> compiled_temporaries(step, tf.TensorSpec((512, 512))) >= 512 * 512 * 4
+        True
+    """
+    return compiler.temporary_bytes(function, inputs, device)
 
 
 def _in_fresh_process(

@@ -50,6 +50,9 @@ class Plan:
         growth: the bytes that each tensor, and then the scratch space of each op, gains with every
             example of the batch; empty where `batch_size` is None.
         measured_peak_bytes: the peak of a real run, in bytes, where `verify=True` asked for one.
+        compiled_peak_bytes: what XLA allocates for the step beside its arguments and results, in
+            bytes, by its compiler's own report; None where that was not asked.
+        compiled_for: what it was compiled for: "h100", say, or "this machine".
         labels: what the user calls the ops and tensors of the problem.
         certified_overhead: what `certify` proved: no plan for the budget has a lower overhead.
     """
@@ -69,6 +72,8 @@ class Plan:
     batch_assumed: bool = False
     growth: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     measured_peak_bytes: int | None = None
+    compiled_peak_bytes: int | None = None
+    compiled_for: str = ""
     labels: Labels = dataclasses.field(default=Labels(), repr=False)
     certified_overhead: float = 0.0
 
@@ -188,6 +193,7 @@ class Plan:
             batch_size=batch_size,
             batch_assumed=False,
             measured_peak_bytes=None,
+            compiled_peak_bytes=None,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -370,6 +376,9 @@ class Plan:
         measured = ""
         if self.measured_peak_bytes is not None:
             measured = f", measured {self.measured_peak_bytes / 1e6:.1f} MB"
+        if self.compiled_peak_bytes is not None:
+            compiled = f"{self.compiled_peak_bytes / 1e6:.1f} MB"
+            measured = f", {compiled} by XLA's compiler for {self.compiled_for}"
         ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
         budget = "" if self.budget_bytes is None else f" of {self.budget_bytes / 1e6:.1f} MB"
         return (

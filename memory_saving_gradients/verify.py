@@ -1,16 +1,20 @@
-"""The proof of a plan, before the user's own run: a rehearsal, or a real run."""
+"""The proof of a plan, before the user's own run: a rehearsal, a real run, or XLA's compiler."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable
+
+import tensorflow as tf
 
 from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.decide import decide
 from memory_saving_gradients.graph import order, tf_private
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.graph.rewrite import rewrite
+from memory_saving_gradients.graph.runtimes import compiler
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.trace import CannotMeasure, stand_ins
 from memory_saving_gradients.measure import session_peak
@@ -26,6 +30,13 @@ _ROUNDS = 3
 _MARGIN = 0.99
 # A rehearsal is no run: so far it may be off.
 _TOLERANCE = 1.06
+# How much of a budget a compiled step is to use, and how far it may lie above.
+_LEAST_USED = 0.95
+_NEARLY = 1.02
+# A step of so many ops compiles in some ten seconds.
+_SOON = 5_000
+
+logger = logging.getLogger("memory_saving_gradients")
 
 
 class _Missed(Exception):
@@ -35,8 +46,9 @@ class _Missed(Exception):
 def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
     """Rewrites a step by a plan that holds; plans anew where the first one does not.
 
-    With `verify=True` a run is measured. Else, where there is a budget, the runtime rehearses the
-    rewritten step; nothing runs. Without a budget, what that adds is part of the plan's peak.
+    With `verify=True` a run is measured, or the step is compiled where XLA compiles it. Else, where
+    there is a budget, the runtime rehearses the rewritten step; nothing runs. Without a budget,
+    what that adds is part of the plan's peak.
 
     Args:
         reading: the step.
@@ -51,18 +63,15 @@ def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
         CannotMeasure: the step cannot be run with stand-ins for inputs and variables.
     """
     runtime, budget = reading.step.runtime, plan.budget_bytes
-    if wish.verify and runtime.runs_in_sessions:
+    if not runtime.runs_in_sessions:
+        return _compiled(reading, plan, wish)
+    if wish.verify:
         try:
             return _held(reading, plan, wish, budget, lambda plan, nodes: _measured(reading, plan))
         except CannotMeasure as error:
             if not reading.step.after:
                 raise
             warn(f"memory_saving_gradients: this step and its updates are not measured: {error}")
-    elif wish.verify:
-        warn(
-            "memory_saving_gradients: verify=True measures what TensorFlow's executor runs, and "
-            "XLA runs this step: see measure.compiled_peak"
-        )
     if budget is None:
         nodes = _rewrite(reading, plan)
         if not runtime.reorders(reading):
@@ -85,6 +94,75 @@ def apply(reading: Reading, plan: Plan, wish: Wish) -> Plan:
         )
         _rewrite(reading, plan)
         return plan
+
+
+def _compiled(reading: Reading, plan: Plan, wish: Wish) -> Plan:
+    """Rewrites a step that XLA compiles.
+
+    With `verify=True`, or a budget and a step that compiles soon, the compiler says what the step
+    takes, and what is left of a budget is used. A share is then one of what XLA allocates for the
+    plain step.
+    """
+    proven = plan
+    if wish.verify or (plan.budget_bytes is not None and _compiles_soon(reading, wish)):
+        try:
+            proven = _fitted(reading, plan, wish)
+        except compiler.CannotCompile as error:
+            if wish.verify:
+                raise CannotMeasure(str(error)) from error
+            logger.info("this step's budget is kept by rules alone: %s", error)
+    _rewrite(reading, proven)
+    return proven
+
+
+def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
+    """The plan that fits a budget best by XLA's own report; the graph is as before."""
+    budget = plan.budget_bytes
+    if isinstance(wish.budget, float):
+        budget = int(wish.budget * _temporary_bytes(reading, wish))
+    target = compiler.target(wish.device)
+    tried: dict[int, Plan] = {}
+    for _ in range(_ROUNDS):
+        with tf_private.all_or_nothing() as edits:
+            _rewrite(reading, plan)
+            size = _temporary_bytes(reading, wish)
+            while edits:  # it was rewritten only to be looked at
+                edits.pop()()
+        one = dataclasses.replace(
+            plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
+        )
+        tried.setdefault(size, one)
+        if budget is None or _LEAST_USED * budget <= size <= _NEARLY * budget:
+            break
+        allowed = int(plan.peak_bytes * budget / size)
+        try:
+            plan = decide(reading, dataclasses.replace(wish, budget=allowed))
+        except BudgetError:
+            break
+    fitting = [one for size, one in tried.items() if budget is None or size <= _NEARLY * budget]
+    if fitting:
+        return min(fitting, key=lambda one: one.overhead)
+    lowest = min(tried)
+    if wish.verify:
+        raise missed(reading, budget or 0, lowest)
+    warn(
+        f"memory_saving_gradients: XLA's compiler for {target} allocates {lowest / 1e6:.1f} MB for "
+        f"this step where {(budget or 0) / 1e6:.1f} MB are allowed. verify=True makes that an error"
+    )
+    return tried[lowest]
+
+
+def _compiles_soon(reading: Reading, wish: Wish) -> bool:
+    return len(reading.step.needed) <= _SOON and compiler.is_installed(wish.device)
+
+
+def _temporary_bytes(reading: Reading, wish: Wish) -> int:
+    """What XLA allocates for the step as it is now."""
+    operations = order.dependencies(t.op for t in (reading.step.target, *reading.step.results))
+    shapes = Shapes([*operations], reading.sizes)
+    with shown(f"memory_saving_gradients: compiling {len(operations)} ops"), tf.init_scope():
+        function, inputs = compiler.as_function(reading.step, shapes)
+        return compiler.temporary_bytes(function, inputs, wish.device)
 
 
 def _rewrite(reading: Reading, plan: Plan) -> list[str]:

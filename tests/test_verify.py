@@ -61,25 +61,13 @@ def test_a_budget_that_no_run_keeps_leaves_the_graph_plain(graph, monkeypatch):
         assert "recomputed" in op.name or not any("recomputed" in name for name in read)
 
 
-def test_fit_and_the_tape(capfd):
+def test_fit():
     model = keras.Sequential([keras.layers.Dense(128, "tanh") for _ in range(12)])
     model.compile("adam", "mse")
     msg.keras.save_memory(model, verify=True)
     x = np.zeros((512, 128), "float32")
     model.fit(x, x, batch_size=256, verbose=0)
     assert msg.keras.get_plans(model)[0].measured_peak_bytes
-
-    @tf.function(jit_compile=True)
-    def compiled(x):
-        with msg.GradientTape(verify=True) as tape:
-            tape.watch(x)
-            y = x
-            for _ in range(12):
-                y = tf.tanh(y)
-        return tape.gradient(y, x)
-
-    with pytest.warns(UserWarning, match="XLA runs this step"):
-        compiled(tf.ones((1000, 100)))
 
 
 def rehearsed_as(monkeypatch, *added):

@@ -1,13 +1,16 @@
 """`jit_compile=True`: by XLA's own report the saving stays; the values are the compiled ones."""
 
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import memory_saving_gradients as msg
-from memory_saving_gradients.graph.runtimes import gate, xla
+from memory_saving_gradients import verify
+from memory_saving_gradients.graph.runtimes import compiler, gate, xla
 from memory_saving_gradients.graph.runtimes.runtime import COPY
-from memory_saving_gradients.measure import compiled_peak
+from memory_saving_gradients.measure import compiled_peak, compiled_temporaries
 from tests.cases import MODELS
 from tests.keras_training import USES as KERAS_USES
 from tests.keras_training import train
@@ -190,3 +193,110 @@ def test_scratch_space_of_a_compiled_depthwise_gradient():
     (gradient,) = [op for op in ops if op.type == "DepthwiseConv2dNativeBackpropFilter"]
     scratch = xla.compiled_workspace(gradient, lambda tensor: tensor.shape.as_list())
     assert compiled_peak(make_depthwise_step, 256) == pytest.approx(scratch, rel=0.15)
+
+
+def planned(name, batch=None, **options):
+    """The plan of a compiled step of a test model, and the step with its inputs."""
+    make, size = MODELS[name]
+    model = make()
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(*inputs):
+        loss = model.loss(*inputs)
+        return loss, msg.gradients(loss, model.variables, **options)
+
+    inputs = [tf.constant(array) for array in model.example(size)]
+    specs = [tf.TensorSpec((batch, *t.shape[1:]), t.dtype) for t in inputs] if batch else inputs
+    (plan,) = msg.get_plans(step.get_concrete_function(*specs).graph)
+    return plan, step, inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("chain", 0.6), ("gpt", 0.5), ("transformer", 0.4), ("resnet20", 0.6)]
+)
+def test_a_budget_is_one_for_what_xla_allocates(name, share):
+    plan, step, inputs = planned(name, memory_budget=share)
+    compiled = compiled_temporaries(step, *inputs)
+    plain, _ = compiled_step(name, "plain")
+    assert plan.budget_bytes == pytest.approx(
+        share * compiled_temporaries(plain, *inputs), rel=0.05
+    )
+    assert compiled == pytest.approx(plan.compiled_peak_bytes, rel=0.02)
+    assert compiled <= 1.03 * plan.budget_bytes
+    assert "MB by XLA's compiler for this machine" in str(plan)
+
+
+def test_verify_says_what_xla_allocates():
+    plan, step, inputs = planned("gpt", checkpoints="memory", verify=True)
+    compiled = compiled_temporaries(step, *inputs)
+    assert plan.compiled_peak_bytes == pytest.approx(compiled, rel=0.02)
+    assert plan.measured_peak_bytes is None
+    shown = []
+    plan.summary(print_fn=shown.append)
+    assert "by XLA's compiler for this machine" in "".join(shown)
+    assert json.loads(plan.to_json())["compiled_peak_bytes"] == plan.compiled_peak_bytes
+
+
+def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():
+    make, size = MODELS["chain"]
+    model = make()
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(*inputs):
+        loss = model.loss(*inputs)
+        return msg.gradients(loss, model.variables, memory_budget=0.6, batch_size=size)
+
+    inputs = [tf.constant(array) for array in model.example(size)]
+    specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in inputs]
+    (plan,) = msg.get_plans(step.get_concrete_function(*specs).graph)
+    assert plan.batch_size == size
+    assert plan.compiled_peak_bytes <= 1.03 * plan.budget_bytes
+
+
+def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(verify, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
+    with pytest.raises(msg.BudgetError, match="5.0 MB"):
+        planned("chain", memory_budget="4MB", verify=True)
+    assert len(sizes) == 3
+    with pytest.warns(UserWarning, match="allocates 5.0 MB for this step where 4.0 MB"):
+        plan, _, _ = planned("chain", memory_budget="4MB")
+    assert plan.compiled_peak_bytes == 5 * 10**6
+
+
+def test_where_the_compiler_is_missing_rules_decide(monkeypatch):
+    monkeypatch.setattr(compiler, "is_installed", lambda device: False)
+    plan, _, _ = planned("chain", memory_budget=0.6, device="h100")
+    assert plan.compiled_peak_bytes is None
+    assert plan.peak_bytes <= plan.budget_bytes
+    with pytest.raises(RuntimeError, match=r'pip install "memory_saving_gradients\[xla-gpu\]"'):
+        planned("chain", memory_budget=0.6, device="h100", verify=True)
+
+
+def test_a_step_that_xla_refuses_keeps_its_budget_by_rules(monkeypatch, caplog):
+    def refuse(*args):
+        raise compiler.CannotCompile("no")
+
+    monkeypatch.setattr(compiler, "temporary_bytes", refuse)
+    with caplog.at_level("INFO"):
+        plan, _, _ = planned("chain", memory_budget=0.6)
+    assert plan.compiled_peak_bytes is None
+    assert "kept by rules alone: no" in caplog.text
+
+
+@pytest.mark.skipif(not compiler.is_installed("h100"), reason="the extra xla-gpu is not installed")
+def test_a_budget_for_a_gpu_that_is_only_described():
+    plan, step, inputs = planned("gpt", memory_budget=0.5, device="h100")
+    compiled = compiled_temporaries(step, *inputs, device="h100")
+    assert compiled == pytest.approx(plan.compiled_peak_bytes, rel=0.02)
+    assert compiled <= 1.03 * plan.budget_bytes
+    assert plan.compiled_for == "h100"
+
+
+def test_a_compiled_fit_within_a_budget():
+    model, fit = KERAS_USES["transformer"]()
+    model.jit_compile = True
+    msg.keras.save_memory(model, memory_budget=0.6)
+    model.fit(**fit, verbose=0)
+    (plan,) = msg.keras.get_plans(model)
+    assert plan.compiled_peak_bytes <= 1.03 * plan.budget_bytes

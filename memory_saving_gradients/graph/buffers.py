@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
@@ -22,14 +22,19 @@ class Buffers:
         operations: the ops of the step, each after those that it waits for.
         shapes: the shapes of their tensors.
         runtime: what runs them.
+        results: the tensors that live to the end of the step.
     """
 
     def __init__(
-        self, operations: Sequence[tf.Operation], shapes: Shapes, runtime: Runtime
+        self,
+        operations: Sequence[tf.Operation],
+        shapes: Shapes,
+        runtime: Runtime,
+        results: Collection[tf.Tensor],
     ) -> None:
         self._shown: dict[str, tf.Tensor] = {}
-        self._bytes: dict[str, int] = {}  # of views, too
-        owned = []
+        self._bytes: dict[str, int] = {}  # of views, and of what is in no buffer, too
+        own: set[str] = set()
         for op in operations:
             for i, tensor in enumerate(op.outputs):
                 shown = kinds.shown_input(op, i)
@@ -42,7 +47,10 @@ class Buffers:
                     size = shapes.bytes(tensor) if known else functions.held_bytes(tensor, shapes)
                     size = runtime.untold_bytes(op, i, shapes) or size
                     self._bytes[tensor.name] = size
-                    owned.append(self._bytes[tensor.name])
+                    own.add(tensor.name)
+        #: the tensors that are in no buffer, by name, and what those who read them read instead
+        self.made_of = runtime.unbuffered(operations, results, self._bytes)
+        owned = [self._bytes[name] for name in own - self.made_of.keys()]
         left_out, total = 0, sum(owned)
         self._largest_left_out = 0
         for size, count in sorted(collections.Counter(owned).items()):
@@ -52,10 +60,17 @@ class Buffers:
             self._largest_left_out = size
 
     def is_view(self, op: tf.Operation) -> bool:
-        return bool(op.outputs) and all(tensor.name in self._shown for tensor in op.outputs)
+        """Whether an op makes no buffer."""
+        known = self._shown.keys() | self.made_of.keys()
+        return bool(op.outputs) and all(tensor.name in known for tensor in op.outputs)
 
     def shown_by(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._shown.get(tensor.name, tensor)
+
+    def read_for(self, tensor: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """The tensors in memory that who reads a tensor reads."""
+        shown = self.shown_by(tensor)
+        return tuple(self.shown_by(t) for t in self.made_of.get(shown.name, (shown,)))
 
     def bytes(self, tensor: tf.Tensor) -> int:
         return self._bytes.get(tensor.name, 0)

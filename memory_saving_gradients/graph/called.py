@@ -32,7 +32,7 @@ def of_calls(
         )
         inside = [one for one in needed if one.type != "Placeholder"]
         shapes = Shapes(inside, sizes)
-        buffers = Buffers(inside, shapes, runtime)
+        buffers = Buffers(inside, shapes, runtime, outputs)
         tensor_of, tensors = numbering.numbered(inside, buffers)
         seconds = estimate_seconds(inside, shapes, runtime.device)
         steps = []
@@ -40,7 +40,7 @@ def of_calls(
             cost, workspace = seconds[one.name], runtime.scratch(one, shapes)
             if calls.bodies(one):
                 cost, workspace = of_calls(one, runtime, created, sizes)
-            reads = numbering.reads(one, tensor_of)
+            reads = numbering.reads(one, tensor_of, buffers)
             makes = numbering.makes(one, tensor_of, buffers, created)
             steps.append(Op(one.name, reads, makes, cost, workspace))
         results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)

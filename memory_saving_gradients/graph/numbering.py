@@ -19,9 +19,9 @@ def numbered(
     tensors: list[Tensor] = []
     for op in ordered:
         for tensor in op.outputs:
-            if not buffers.matters(tensor):
-                continue
             shown = buffers.shown_by(tensor)
+            if not buffers.matters(tensor) or shown.name in buffers.made_of:
+                continue
             if shown.name not in tensor_of:
                 tensor_of[shown.name] = len(tensors)
                 tensors.append(Tensor(shown.name, buffers.bytes(shown)))
@@ -29,15 +29,16 @@ def numbered(
     return tensor_of, tensors
 
 
-def touches(op: tf.Operation, tensor_of: dict[str, int]) -> bool:
-    return any(t.name in tensor_of for t in op.outputs) or bool(reads(op, tensor_of))
+def touches(op: tf.Operation, tensor_of: dict[str, int], buffers: Buffers) -> bool:
+    return any(t.name in tensor_of for t in op.outputs) or bool(reads(op, tensor_of, buffers))
 
 
-def reads(op: tf.Operation, tensor_of: dict[str, int]) -> tuple[int, ...]:
+def reads(op: tf.Operation, tensor_of: dict[str, int], buffers: Buffers) -> tuple[int, ...]:
     """The tensors that `op` reads, each once."""
     if op.type in kinds.SHAPE_ONLY:
         return ()
-    return numbers((t for t in op.inputs if t.op.type not in order.BACK_EDGES), tensor_of)
+    read = (t for t in op.inputs if t.op.type not in order.BACK_EDGES)
+    return numbers((one for t in read for one in buffers.read_for(t)), tensor_of)
 
 
 def numbers(tensors: Iterable[tf.Tensor], tensor_of: dict[str, int]) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from memory_saving_gradients.graph.called import of_calls
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.origin import origin
 from memory_saving_gradients.graph.roles import Roles, roles_of
-from memory_saving_gradients.graph.runtimes.runtime import Runtime
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.graph.trace import measure_ops
 from memory_saving_gradients.planning.labels import Labels
@@ -36,6 +35,8 @@ class Reading:
         operations: the operation of every op of the problem.
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
             tensor that it shows. Tensors left out of the problem are not here.
+        made_of: the tensors that are in no buffer, by name, with the numbers of those that whoever
+            reads them reads instead.
         roles: what the labels say of tensors of the backward pass, by index.
         perhaps: the peak of another course that the plain step may take, sometimes the real one.
         new: names of the ops that differentiation made and the step needs.
@@ -53,6 +54,7 @@ class Reading:
     problem: Problem
     operations: list[tf.Operation]
     tensor_of: dict[str, int]
+    made_of: dict[str, tuple[int, ...]]
     roles: Roles
     perhaps: int
     new: frozenset[str]
@@ -78,6 +80,12 @@ class Reading:
             waited_for=self.roles.waited_for,
             reordered=self.step.reordered,
         )
+
+    def numbers_of(self, tensor: str) -> tuple[int, ...]:
+        """The tensors of the problem that who reads one, by name, reads; none if it is small."""
+        if tensor in self.tensor_of:
+            return (self.tensor_of[tensor],)
+        return self.made_of.get(tensor, ())
 
     def in_order_of(self, problem: Problem) -> Reading:
         """The same reading with its ops in the order that they have in another problem of them."""
@@ -116,7 +124,7 @@ def read(
     backward = _backward(graph, operations, step)
     shapes = Shapes(operations, sizes)
     runtime = step.runtime
-    buffers = Buffers(operations, shapes, runtime)
+    buffers = Buffers(operations, shapes, runtime, step.to_end)
     early = runtime.runs_early(graph, backward)
     executed, others = _as_run(graph, early, step)
     order.add_order_of_updates(graph, step)
@@ -124,11 +132,13 @@ def read(
 
     tensor_of, tensors = numbering.numbered(ordered, buffers)
     kept_ops = [
-        op for op in ordered if not buffers.is_view(op) and numbering.touches(op, tensor_of)
+        op
+        for op in ordered
+        if not buffers.is_view(op) and numbering.touches(op, tensor_of, buffers)
     ]
     seconds = estimate_seconds(kept_ops, shapes, runtime.device)
     workspaces = {op.name: runtime.scratch(op, shapes) for op in kept_ops}
-    growth = _growth(operations, tensors, kept_ops, workspaces, shapes, runtime)
+    growth = _growth(step, operations, tensors, kept_ops, workspaces, shapes)
     for op in kept_ops:
         if calls.bodies(op):
             seconds[op.name], workspaces[op.name] = of_calls(op, runtime, graph, sizes)
@@ -148,18 +158,22 @@ def read(
                 name=op.name,
                 inputs=numbering.numbers(others[op], tensor_of)
                 if op in others
-                else numbering.reads(op, tensor_of),
+                else numbering.reads(op, tensor_of, buffers),
                 outputs=numbering.makes(op, tensor_of, buffers, graph),
                 cost=seconds[op.name],
                 workspace=workspaces[op.name],
                 backward=op in backward,
                 pinned=op in pinned,
-                in_place=op.type in kinds.IN_PLACE,
+                # What is computed on the way from other tensors may need all of them to the end.
+                in_place=op.type in kinds.IN_PLACE
+                and not any(t.name in buffers.made_of for t in op.inputs),
                 expensive=op.type in kinds.EXPENSIVE
                 or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
             )
         )
     kept = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
+    if runtime.results_apart:
+        tensors = [Tensor(t.name, 0 if i in kept else t.bytes) for i, t in enumerate(tensors)]
     problem = Problem(tuple(problem_ops), tuple(tensors), kept)
     waits = _waits(graph, operations, kept_ops)
     first = problem.forward_count
@@ -179,6 +193,8 @@ def read(
 
     def course(early_last: bool) -> tuple[int, ...]:
         events = runtime.order(executed, plain, seconds, early_last)
+        if events is None:
+            return tuple(event for i in range(len(kept_ops)) for event in (i, ~i))
         numbered = ((index_of[op], begins) for op, begins in events if op in index_of)
         return tuple(index if begins else ~index for index, begins in numbered)
 
@@ -197,6 +213,10 @@ def read(
         problem=problem,
         operations=kept_ops,
         tensor_of=tensor_of,
+        made_of={
+            name: numbering.numbers(map(buffers.shown_by, read), tensor_of)
+            for name, read in buffers.made_of.items()
+        },
         roles=roles_of(step, operations, backward, tensor_of, shapes),
         perhaps=plain_peak(other),
         new=new,
@@ -252,12 +272,12 @@ def _waits(
 
 
 def _growth(
+    step: BackwardPass,
     operations: Sequence[tf.Operation],
     tensors: Sequence[Tensor],
     kept_ops: Sequence[tf.Operation],
     workspaces: dict[str, int],
     shapes: Shapes,
-    runtime: Runtime,
 ) -> tuple[float, ...]:
     """The bytes by which each tensor, and then the scratch space of each op, grow with the batch.
 
@@ -266,10 +286,10 @@ def _growth(
     if shapes.batch_size is None:
         return ()
     larger = Shapes(operations, shapes.given.times(_GROWN, shapes.batch_size))
-    buffers = Buffers(operations, larger, runtime)
+    buffers = Buffers(operations, larger, step.runtime, step.to_end)
     graph = operations[0].graph
     then = [buffers.bytes(graph.get_tensor_by_name(tensor.name)) for tensor in tensors]
-    then += [runtime.scratch(op, larger) for op in kept_ops]
+    then += [step.runtime.scratch(op, larger) for op in kept_ops]
     now = [*(tensor.bytes for tensor in tensors), *(workspaces[op.name] for op in kept_ops)]
     more = (_GROWN - 1) * shapes.batch_size
     return tuple((b - a) / more for a, b in zip(now, then, strict=True))

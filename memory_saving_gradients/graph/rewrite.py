@@ -144,7 +144,7 @@ class _Edits:
         self._reading = reading
         #: tensor of the problem -> the node and output of its newest copy
         self._newest: dict[int, tuple[str, int]] = {}
-        self._views: dict[tuple[str, str], str] = {}
+        self._views: dict[tuple[str, ...], str] = {}
 
     def add_run(self, index: int, again: bool, in_backward: bool) -> None:
         """Adds the next entry of the schedule: an op, or a copy of it that runs `again`."""
@@ -165,6 +165,8 @@ class _Edits:
 
     def _newest_of(self, tensor: tf.Tensor) -> _Reference:
         """The newest copy of `tensor`; views of copied tensors are copied on the way."""
+        if tensor.name in self._reading.made_of:
+            return self._computed_again(tensor)
         views = []
         while (shown := kinds.shown_input(tensor.op, tensor.value_index)) is not None:
             views.append(tensor)
@@ -182,6 +184,17 @@ class _Edits:
                 self._views[key] = self._copy(view.op, references)
             reference = _Reference(view.op, view.value_index, self._views[key])
         return reference if copy or not views else _Reference(views[0].op, views[0].value_index)
+
+    def _computed_again(self, tensor: tf.Tensor) -> _Reference:
+        """A tensor that is in no buffer, from the newest copies of what it is computed from."""
+        op = tensor.op
+        references = [self._newest_of(t) for t in op.inputs]
+        if not any(reference.copy for reference in references):
+            return _Reference(op, tensor.value_index)
+        key = op.name, *(reference.name for reference in references)
+        if key not in self._views:
+            self._views[key] = self._copy(op, references)
+        return _Reference(op, tensor.value_index, self._views[key])
 
     def _copy(self, op: tf.Operation, references: Sequence[_Reference]) -> str:
         node = op.node_def

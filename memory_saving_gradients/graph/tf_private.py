@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
 from tensorflow.python.autograph.core import ag_ctx
@@ -28,6 +29,7 @@ from tensorflow.python.framework import (
     func_graph,
     function_def_to_graph,
     op_def_registry,
+    ops,
     test_util,
 )
 from tensorflow.python.grappler import cluster as grappler_cluster
@@ -97,6 +99,56 @@ def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
 
 
 _PUBLIC = re.compile(r"tensorflow(\._api\.v2)?(\.compat\.v[12])*(\.autodiff)?")
+
+
+def temporary_bytes(program: bytes) -> int:
+    """The bytes that a compiled program takes beside its arguments, results and constants.
+
+    Args:
+        program: an `HloProto`, the stage "optimized_hlo_proto_serialized" of
+            `experimental_get_compiler_ir`.
+    """
+    buffers = hlo_pb2.HloProto.FromString(program).buffer_assignment.buffer_allocations
+    return sum(
+        buffer.size
+        for buffer in buffers
+        if not (
+            buffer.is_entry_computation_parameter
+            or buffer.maybe_live_out
+            or buffer.is_constant
+            or buffer.is_thread_local
+        )
+    )
+
+
+def for_stablehlo(program: bytes) -> bytes:
+    """A program that XLA has not optimised as one that StableHLO can tell.
+
+    StableHLO has no `copy`; a reshape to the same shape means the same.
+
+    Args:
+        program: an `HloModuleProto`, the stage "hlo_serialized".
+    """
+    module = hlo_pb2.HloModuleProto.FromString(program)
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == "copy":
+                instruction.opcode = "reshape"
+    return bytes(module.SerializeToString())
+
+
+def captured(graph: tf.Graph) -> dict[str, tf.Tensor]:
+    """What a function that is being traced holds of outside, eager tensors alone, by placeholder.
+
+    `FuncGraph.captures`, `ops.EagerTensor`: 2.0 on.
+    """
+    pairs = getattr(graph, "captures", ())
+    return {inner.name: outer for outer, inner in pairs if isinstance(outer, ops.EagerTensor)}
+
+
+def capture(tensor: tf.Tensor) -> tf.Tensor:
+    """An eager tensor as one of the function that is being traced. `FuncGraph.capture`: 2.0 on."""
+    return tf.compat.v1.get_default_graph().capture(tensor)
 
 
 def gradient_functions() -> list[tuple[Any, str]]:

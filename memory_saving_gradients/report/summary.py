@@ -180,6 +180,8 @@ def _totals(plan: Plan, parts: list[facts.Segment]) -> RenderableType:
         "plain peak": f"{_mb(plan.baseline_peak_bytes)} MB",
         "peak": f"{_mb(plan.peak_bytes)} MB ({ratio:.2f}x less), as predicted",
         "measured peak": f"{_mb(plan.measured_peak_bytes or 0)} MB",
+        "compiled peak": f"{_mb(plan.compiled_peak_bytes or 0)} MB, by XLA's compiler for "
+        f"{plan.compiled_for}",
         "budget": f"{_mb(plan.budget_bytes or 0)} MB",
         "extra cost": f"{plan.overhead:.1%} of the step's estimated time, "
         f"{len(plan.recomputed)} ops in {len(parts)} segments",
@@ -191,6 +193,7 @@ def _totals(plan: Plan, parts: list[facts.Segment]) -> RenderableType:
     }
     absent = {
         "measured peak": plan.measured_peak_bytes is None,
+        "compiled peak": plan.compiled_peak_bytes is None,
         "budget": plan.budget_bytes is None,
         "updates": not labels.waited_for,
         "sums": not labels.reordered,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import networkx as nx
@@ -74,12 +74,14 @@ class Runtime(abc.ABC):
         obeys_control_edges: whether ops wait for more than data.
         runs_in_sessions: whether a `tf.compat.v1.Session` runs it.
         keeps_running_sums: whether a sum of a sum and a term is not made one sum of all terms.
+        results_apart: whether what a step returns is in memory that belongs to its caller.
     """
 
     threads = 1
     obeys_control_edges = True
     runs_in_sessions = True
     keeps_running_sums = True
+    results_apart = False
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -91,6 +93,21 @@ class Runtime(abc.ABC):
     def untold_bytes(self, op: tf.Operation, output: int, shape: ShapeOf) -> int:
         """Bytes of an output that has another size than its shape says; 0 if it has that size."""
         return 0
+
+    def unbuffered(
+        self,
+        operations: Sequence[tf.Operation],
+        results: Collection[tf.Tensor],
+        bytes_of: Mapping[str, int],
+    ) -> dict[str, tuple[tf.Tensor, ...]]:
+        """The tensors that are in no buffer, by name, with those that they are computed from.
+
+        Args:
+            operations: the ops of the step, each after those that it waits for.
+            results: the tensors that live to the end of the step.
+            bytes_of: the bytes of the tensors of the step, by name.
+        """
+        return {}
 
     def within(self, op: tf.Operation) -> Runtime:
         """The runtime of the functions that `op` calls."""
@@ -120,8 +137,11 @@ class Runtime(abc.ABC):
         operations: Sequence[tf.Operation],
         seconds: Mapping[str, float],
         early_last: bool,
-    ) -> list[course.Event]:
-        """The order in which ops begin and end; see `course.executed`."""
+    ) -> list[course.Event] | None:
+        """The order in which ops begin and end; see `course.executed`.
+
+        None where that is one that keeps little alive: the order of the problem stands for it.
+        """
         return course.executed(graph, operations, seconds, self.threads, early_last)
 
     @abc.abstractmethod

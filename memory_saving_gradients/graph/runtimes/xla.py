@@ -6,12 +6,14 @@ It drops control edges and orders the rest as it likes: only data holds an op ba
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph.runtimes import gate
+from memory_saving_gradients.graph.runtimes import fusion, gate
+from memory_saving_gradients.graph.runtimes.course import Event
 from memory_saving_gradients.graph.runtimes.gate import Gate
 from memory_saving_gradients.graph.runtimes.runtime import Holding, Run, Runtime, ShapeOf, apart
 from memory_saving_gradients.planning.problem import Schedule, copied
@@ -32,6 +34,25 @@ class Xla(Runtime):
     obeys_control_edges = False
     runs_in_sessions = False
     keeps_running_sums = False
+    results_apart = True
+
+    def unbuffered(
+        self,
+        operations: Sequence[tf.Operation],
+        results: Collection[tf.Tensor],
+        bytes_of: Mapping[str, int],
+    ) -> dict[str, tuple[tf.Tensor, ...]]:
+        on_gpu = self.device["type"] == "GPU" or bool(tf.config.list_physical_devices("GPU"))
+        return fusion.unbuffered(operations, results, bytes_of, on_gpu)
+
+    def order(
+        self,
+        graph: nx.DiGraph,
+        operations: Sequence[tf.Operation],
+        seconds: Mapping[str, float],
+        early_last: bool,
+    ) -> list[Event] | None:
+        return None  # XLA looks for the order with the least memory itself
 
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
         return compiled_workspace(op, shape)
@@ -76,6 +97,7 @@ def compiled_workspace(op: tf.Operation, shape: ShapeOf) -> int:
 class _Gates(Holding):
     def __init__(self, reading: Reading, schedule: Schedule) -> None:
         self.gates = _gates(reading, schedule)
+        self.backward = reading.new
 
     def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
         """Holds back what does not read through a gate.
@@ -85,7 +107,7 @@ class _Gates(Holding):
         and would do so in the forward pass and keep both.
         """
         graph = runs[0].op.graph
-        backward = {run.op.name for run in runs if run.in_backward and not run.copy}
+        backward = self.backward
         gated = {*backward, *(op.name for op in copies.values())}
         previous: Sequence[tf.Tensor] = ()
         with apart(graph, "gate"):
