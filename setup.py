@@ -9,6 +9,8 @@ TESTED = ("2.16", "2.21")
 
 FIGURES = ["matplotlib"]
 BOARD = ["tensorboard"]
+#: XLA's compiler for GPUs that need not be there; its door is a private one, so of one release.
+XLA_GPU = ["jax", "jax-cuda12-plugin", "jax-cuda12-pjrt"]
 
 setup(
     name="memory_saving_gradients",
@@ -50,6 +52,7 @@ setup(
         "plot": FIGURES,
         "tensorboard": BOARD,
         "gpu": [f"tensorflow[and-cuda]>={TESTED[0]},<={TESTED[1]}.99"],
+        "xla-gpu": [*(f"{name}==0.10.*" for name in XLA_GPU), "nvidia-cuda-nvcc-cu12"],
         "demo": [*FIGURES, "scikit-learn"],
         "test": [
             *FIGURES,

@@ -33,6 +33,8 @@ _TOLERANCE = 1.06
 # How much of a budget a compiled step is to use, and how far it may lie above.
 _LEAST_USED = 0.95
 _NEARLY = 1.02
+# Beside the lowest peak, these multiples of it are compiled for "memory".
+_AROUND = (1.0, 1.1, 1.25, 1.25)
 # A step of so many ops compiles in some ten seconds.
 _SOON = 5_000
 
@@ -116,7 +118,11 @@ def _compiled(reading: Reading, plan: Plan, wish: Wish) -> Plan:
 
 
 def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
-    """The plan that fits a budget best by XLA's own report; the graph is as before."""
+    """The plan that fits a budget best by XLA's own report; the graph is as before.
+
+    Of "memory" it is the one that takes least, of some about the lowest predicted peak: how XLA
+    packs tensors of many sizes no rule foretells.
+    """
     budget = plan.budget_bytes
     if isinstance(wish.budget, float):
         budget = int(wish.budget * _temporary_bytes(reading, wish))
@@ -132,22 +138,27 @@ def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
             plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
         )
         tried.setdefault(size, one)
-        if budget is None or _LEAST_USED * budget <= size <= _NEARLY * budget:
+        if budget is None and wish.strategy == "memory":
+            allowed = int(next(iter(tried.values())).peak_bytes * _AROUND[len(tried)])
+        elif budget is None or _LEAST_USED * budget <= size <= _NEARLY * budget:
             break
-        allowed = int(plan.peak_bytes * budget / size)
+        else:
+            allowed = int(plan.peak_bytes * budget / size)
         try:
             plan = decide(reading, dataclasses.replace(wish, budget=allowed))
         except BudgetError:
             break
-    fitting = [one for size, one in tried.items() if budget is None or size <= _NEARLY * budget]
+    lowest = min(tried)
+    if budget is None:
+        return dataclasses.replace(tried[lowest], strategy=wish.strategy)
+    fitting = [one for size, one in tried.items() if size <= _NEARLY * budget]
     if fitting:
         return min(fitting, key=lambda one: one.overhead)
-    lowest = min(tried)
     if wish.verify:
-        raise missed(reading, budget or 0, lowest)
+        raise missed(reading, budget, lowest)
     warn(
         f"memory_saving_gradients: XLA's compiler for {target} allocates {lowest / 1e6:.1f} MB for "
-        f"this step where {(budget or 0) / 1e6:.1f} MB are allowed. verify=True makes that an error"
+        f"this step where {budget / 1e6:.1f} MB are allowed. verify=True makes that an error"
     )
     return tried[lowest]
 

@@ -256,10 +256,10 @@ def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():
 def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(monkeypatch):
     sizes = []
     monkeypatch.setattr(verify, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
-    with pytest.raises(msg.BudgetError, match="5.0 MB"):
+    with pytest.raises(msg.BudgetError, match=r"5\.0 MB"):
         planned("chain", memory_budget="4MB", verify=True)
     assert len(sizes) == 3
-    with pytest.warns(UserWarning, match="allocates 5.0 MB for this step where 4.0 MB"):
+    with pytest.warns(UserWarning, match=r"allocates 5\.0 MB for this step where 4\.0 MB"):
         plan, _, _ = planned("chain", memory_budget="4MB")
     assert plan.compiled_peak_bytes == 5 * 10**6
 

@@ -1,7 +1,9 @@
-"""The ResNet and the GPT of the comparison on JAX, by `jax.checkpoint`.
+"""The networks of the comparison on JAX, by `jax.checkpoint`.
 
 `python -m scripts.benchmarks.peers_jax resnet|gpt ROUNDS` prints rows of the table as JSON. A peak
-is what XLA reports of the compiled step: temporaries and outputs. Nothing here needs TensorFlow.
+is what XLA reports of the compiled step: temporaries and outputs. `python -m
+scripts.benchmarks.peers_jax gpt|resnet50 FOLDER` writes the steps there as programs for a GPU, one
+for each way, and prints the ways. Nothing here needs TensorFlow.
 
 On a CPU, XLA merges what `jax.checkpoint` copies with the original, unless the copies are in a
 loop. So equal layers are run by `jax.lax.scan` as well, as JAX's authors advise for deep networks.
@@ -16,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -43,6 +46,11 @@ class Way:
 
 def normal(random: np.random.Generator, *shape: int, scale: float) -> jnp.ndarray:
     return jnp.asarray(random.standard_normal(shape, dtype=np.float32) * scale)
+
+
+def cross_entropy(scores: Any, labels: Any) -> Any:
+    right = jnp.take_along_axis(scores, labels[..., None], -1)[..., 0]
+    return (jax.nn.logsumexp(scores, -1) - right).mean()
 
 
 # CIFAR ResNet-56, as test_models.CifarResNet has it.
@@ -91,11 +99,61 @@ def resnet(way: Way) -> tuple[Callable, Any, tuple]:
         for stage, (first, *others) in enumerate(stages):
             h = way.around(functools.partial(residual, 2 if stage else 1))(first, h)
             h = way(functools.partial(residual, 1), others, h)
-        scores = jax.nn.log_softmax(h.mean((1, 2)) @ head)
-        return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
+        return cross_entropy(h.mean((1, 2)) @ head, labels)
 
     images = normal(random, 128, 32, 32, 3, scale=1.0)
     return loss, weights, (images, jnp.asarray(random.integers(0, 10, 128)))
+
+
+# ResNet-50, 224 px, batch 64, as test_models.ResNet50 has it.
+
+
+def bottleneck(stride: int, weights: Any, x: Any) -> Any:
+    *layers, shortcut = weights
+    h = x
+    for i, (kernel, scale, offset) in enumerate(layers):
+        h = batch_norm(conv(h, kernel, stride if i == 1 else 1), scale, offset)
+        h = jax.nn.relu(h) if i < 2 else h
+    if shortcut:
+        kernel, scale, offset = shortcut
+        x = batch_norm(conv(x, kernel, stride), scale, offset)
+    return jax.nn.relu(x + h)
+
+
+def max_pool(x: Any) -> Any:
+    window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, "SAME")
+
+
+def resnet50(way: Way) -> tuple[Callable, Any, tuple]:
+    random = np.random.default_rng(0)
+
+    def layer(size: int, channels: int, filters: int) -> tuple:
+        scale = (2 / (size * size * channels)) ** 0.5
+        kernel = normal(random, size, size, channels, filters, scale=scale)
+        return kernel, jnp.zeros(filters), jnp.zeros(filters)
+
+    stages, channels = [], 64
+    for count, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        blocks = []
+        for block in range(count):
+            shortcut = () if block else layer(1, channels, 4 * width)
+            ends = (layer(1, channels, width), layer(3, width, width), layer(1, width, 4 * width))
+            blocks.append((*ends, shortcut))
+            channels = 4 * width
+        stages.append(blocks)
+    weights = layer(7, 3, 64), stages, normal(random, 2048, 1000, scale=0.02)
+
+    def loss(weights: Any, images: Any, labels: Any) -> Any:
+        (kernel, scale, offset), stages, head = weights
+        h = max_pool(jax.nn.relu(batch_norm(conv(images, kernel, 2), scale, offset)))
+        for stage, (first, *others) in enumerate(stages):
+            h = way.around(functools.partial(bottleneck, 2 if stage else 1))(first, h)
+            h = way(functools.partial(bottleneck, 1), others, h)
+        return cross_entropy(h.mean((1, 2)) @ head, labels)
+
+    images = normal(random, 64, 224, 224, 3, scale=1.0)
+    return loss, weights, (images, jnp.asarray(random.integers(0, 1000, 64)))
 
 
 # GPT: 6 layers of width 256 on 256 tokens, as test_models.GPT has it.
@@ -136,8 +194,7 @@ def gpt(way: Way) -> tuple[Callable, Any, tuple]:
     def loss(weights: Any, tokens: Any) -> Any:
         embedding, positions, layers, last = weights
         h = way(decoder, layers, embedding[tokens[:, :-1]] + positions)
-        scores = jax.nn.log_softmax(layer_norm(h, *last) @ embedding.T)
-        return -jnp.take_along_axis(scores, tokens[:, 1:, None], 2).mean()
+        return cross_entropy(layer_norm(h, *last) @ embedding.T, tokens[:, 1:])
 
     return loss, weights, (jnp.asarray(random.integers(0, VOCABULARY, (8, LENGTH + 1))),)
 
@@ -152,13 +209,42 @@ WAYS = {
 }
 
 
+NETWORKS = {"resnet": resnet, "resnet50": resnet50, "gpt": gpt}
+
+#: The ways as programs for a GPU; there no copies are merged, so nothing need be scanned.
+FOR_GPUS = {name: way for name, way in WAYS.items() if not way.scanned} | {
+    "jax.checkpoint, dots without batch saveable": Way(
+        functools.partial(
+            jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        )
+    )
+}
+
+
+def write(network: Callable[[Way], tuple], folder: Path) -> None:
+    """Writes the network's steps as StableHLO, and prints the ways by the names of the files."""
+    files: dict[str, str] = {}
+    for name, way in FOR_GPUS.items():
+        loss, weights, inputs = network(way)
+        lowered = (
+            jax.jit(jax.grad(loss)).trace(weights, *inputs).lower(lowering_platforms=("cuda",))
+        )
+        files[name] = f"{len(files)}.mlir"
+        (folder / files[name]).write_text(lowered.as_text())
+    print(json.dumps(files))
+
+
 def main() -> None:
-    network, rounds = {"resnet": resnet, "gpt": gpt}[sys.argv[1]], int(sys.argv[2])
+    network, where = NETWORKS[sys.argv[1]], sys.argv[2]
+    if not where.isdigit():
+        write(network, Path(where))
+        return
+    rounds = int(where)
     rows, steps, plain = [], {}, None
     for name, way in WAYS.items():
         loss, weights, inputs = network(way)
         step = jax.jit(jax.grad(loss)).lower(weights, *inputs).compile()
-        report = step.memory_analysis()
+        report: Any = step.memory_analysis()
         grads = jax.tree.leaves(step(weights, *inputs))
         plain = plain or grads
         away = sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(grads, plain, strict=True))

@@ -1,6 +1,10 @@
 """Compiles a program for a GPU that need not be there; run as a script, beside TensorFlow.
 
-    python described_gpu.py h100 step.hlo
+    python described_gpu.py h100 step.hlo [BYTES]
+
+For a GPU with so many bytes of memory, where it is said; what does not fit then, XLA recomputes by
+itself as far as it can. The program is an `HloModuleProto`, or StableHLO as text in a file that
+ends in `.mlir`.
 
 Prints, as JSON, the bytes of temporaries that XLA's compiler allocates, the peak beside arguments
 and results. No driver and no GPU are needed. Kernels are not tuned, as that would run them: scratch
@@ -83,9 +87,14 @@ _ALIKE = {
 }
 
 
-def description(gpu: str) -> str:
-    """A GPU as XLA's `GpuTargetConfigProto`, in text."""
-    values = _ALIKE | GPUS[gpu]
+def description(gpu: str, **others: int) -> str:
+    """A GPU as XLA's `GpuTargetConfigProto`, in text.
+
+    Args:
+        gpu: its name.
+        **others: fields that have another value.
+    """
+    values = _ALIKE | GPUS[gpu] | others
     major, minor = values.pop("cuda_compute_capability")
     fields = "\n".join(f"  {name}: {value}" for name, value in values.items())
     return (
@@ -96,7 +105,7 @@ def description(gpu: str) -> str:
     )
 
 
-def main(gpu: str, path: str) -> None:
+def main(gpu: str, path: str, memory: str = "") -> None:
     import nvidia.cuda_nvcc
 
     (tools,) = nvidia.cuda_nvcc.__path__
@@ -112,16 +121,19 @@ def main(gpu: str, path: str) -> None:
     plugin = Path(jax_plugins.xla_cuda12.__file__).with_name("xla_cuda_plugin.so")
     api = xla_client.load_pjrt_plugin_dynamically("cuda", str(plugin))
     xla_client.initialize_pjrt_plugin("cuda")
-    described = {"target_config": description(gpu), "topology": "1x1x1"}
+    others = {"device_memory_size": int(memory)} if memory else {}
+    described = {"target_config": description(gpu, **others), "topology": "1x1x1"}
     topology = _jax.get_c_api_topology(api, gpu, described)
     device = topology._make_compile_only_devices()[0]
     options = xla_client.CompileOptions()
     options.device_assignment = xla_client.DeviceAssignment.create(np.zeros((1, 1), np.int32))
     with mlir.make_ir_context():
-        module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(Path(path).read_bytes()))
+        written = Path(path).read_bytes()
+        is_text = path.endswith(".mlir")
+        module = ir.Module.parse(written if is_text else _jax.mlir.hlo_to_stablehlo(written))
     program = device.client.compile(module, _jax.DeviceList((device,)), options)
-    memory = program.get_compiled_memory_stats()
-    print(json.dumps({"temporary_bytes": memory.temp_size_in_bytes}))
+    report = program.get_compiled_memory_stats()
+    print(json.dumps({"temporary_bytes": report.temp_size_in_bytes}))
 
 
 if __name__ == "__main__":

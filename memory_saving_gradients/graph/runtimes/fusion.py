@@ -26,7 +26,7 @@ _FUSIBLE = kinds.IN_PLACE | frozenset(
     FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Gather GatherV2
     Greater GreaterEqual Imag IsFinite IsInf IsNan Less LessEqual Lgamma LogicalAnd LogicalNot
     LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 MirrorPad Mod NotEqual OneHot OnesLike Pad PadV2
-    Range Real ReverseV2 Rint Roll Sinh SoftsignGrad SpaceToDepth Slice Split SplitV StridedSlice
+    Range Real ReverseV2 Rint Roll Sinh SoftsignGrad SpaceToDepth Split SplitV StridedSlice
     StridedSliceGrad Tile Transpose Unpack Xlog1py ZerosLike""".split()
 )
 

@@ -94,6 +94,17 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
             tf_private.update_input(op, index, later)
 
 
+def write_out(op: tf.Operation) -> None:
+    """Has XLA write what `op` makes to memory, instead of computing it where it is read."""
+    (made,) = op.outputs
+    readers = [
+        (reader, i) for reader in made.consumers() for i, t in enumerate(reader.inputs) if t is made
+    ]
+    written = tf_private.optimization_barrier(made)
+    for reader, i in readers:
+        tf_private.update_input(reader, i, written)
+
+
 def may_wait(tensor: tf.Tensor) -> bool:
     """Whether XLA need not know `tensor` when it compiles, as it must shapes and axes."""
     is_shape = tensor.dtype.is_integer and (tensor.shape.rank is None or tensor.shape.rank < 2)

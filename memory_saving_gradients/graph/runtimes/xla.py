@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import tensorflow as tf
 
+from memory_saving_gradients.graph import kinds
 from memory_saving_gradients.graph.runtimes import fusion, gate
 from memory_saving_gradients.graph.runtimes.course import Event
 from memory_saving_gradients.graph.runtimes.gate import Gate
@@ -36,14 +37,18 @@ class Xla(Runtime):
     keeps_running_sums = False
     results_apart = True
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is XLA:GPU: for a described GPU, or on a machine that has one."""
+        return self.device["type"] == "GPU" or bool(tf.config.list_physical_devices("GPU"))
+
     def unbuffered(
         self,
         operations: Sequence[tf.Operation],
         results: Collection[tf.Tensor],
         bytes_of: Mapping[str, int],
     ) -> dict[str, tuple[tf.Tensor, ...]]:
-        on_gpu = self.device["type"] == "GPU" or bool(tf.config.list_physical_devices("GPU"))
-        return fusion.unbuffered(operations, results, bytes_of, on_gpu)
+        return fusion.unbuffered(operations, results, bytes_of, self.on_gpu)
 
     def order(
         self,
@@ -55,16 +60,43 @@ class Xla(Runtime):
         return None  # XLA looks for the order with the least memory itself
 
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
-        return compiled_workspace(op, shape)
+        return gpu_workspace(op, shape) if self.on_gpu else cpu_workspace(op, shape)
 
     def may_copy(self, op: tf.Operation) -> bool:
         return not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs))
 
     def holding(self, reading: Reading, schedule: Schedule) -> Holding:
-        return _Gates(reading, schedule)
+        return _Gates(reading, schedule, self.on_gpu)
 
 
-def compiled_workspace(op: tf.Operation, shape: ShapeOf) -> int:
+#: Where convolutions and their gradients have the filter: among the inputs, or as what they make.
+_FILTERS = {"Conv2D": 1, "Conv3D": 1, "Conv2DBackpropInput": 1, "Conv3DBackpropInputV2": 1} | {
+    "Conv2DBackpropFilter": None,
+    "Conv3DBackpropFilterV2": None,
+}
+
+
+def gpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes of scratch space that XLA's program for a GPU takes for `op`.
+
+    cuDNN has filters with the channels of the output first, so they are transposed. Scratch space
+    of kernels that are tuned is not known.
+
+    Args:
+        op: the op.
+        shape: gives the shape of a tensor.
+
+    Returns:
+        Bytes; 0 for ops that are neither convolutions nor gradients of convolutions.
+    """
+    if op.type not in _FILTERS:
+        return 0
+    place = _FILTERS[op.type]
+    filters = op.outputs[0] if place is None else op.inputs[place]
+    return filters.dtype.size * math.prod(size or 0 for size in shape(filters))
+
+
+def cpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
     """Bytes of scratch space that XLA's program for a CPU takes for `op`.
 
     It transposes the operands of a convolution's gradient. The gradient of a depthwise filter it
@@ -95,9 +127,10 @@ def compiled_workspace(op: tf.Operation, shape: ShapeOf) -> int:
 
 
 class _Gates(Holding):
-    def __init__(self, reading: Reading, schedule: Schedule) -> None:
+    def __init__(self, reading: Reading, schedule: Schedule, on_gpu: bool) -> None:
         self.gates = _gates(reading, schedule)
         self.backward = reading.new
+        self.on_gpu = on_gpu
 
     def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
         """Holds back what does not read through a gate.
@@ -117,6 +150,11 @@ class _Gates(Holding):
                     gate.hold_back(op, previous, gated)
                 elif not run.copy and op.type in _TRANSPOSES:
                     gate.hold_back(op, [t for t in op.inputs if t.op.name in backward], gated)
+                elif self.on_gpu and op.type in ("Conv2D", "Conv3D"):
+                    image = op.inputs[0]
+                    gate.hold_back(op, [image], {*gated, kinds.owner(image).op.name})
+                elif op.type == "Slice" and op.name in backward:
+                    gate.write_out(op)
                 previous = op.outputs
 
 
@@ -128,6 +166,7 @@ def _gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     backward ops up to the next one, read of the forward pass goes through it.
     """
     problem, graph = reading.problem, reading.operations[0].graph
+    returned = {t.name for t in reading.step.results}
     _, again = copied(problem, schedule)
     starts = [place for place in range(1, len(again)) if again[place] and not again[place - 1]]
     found = {}
@@ -148,6 +187,7 @@ def _gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
         ops = [reading.operations[i] for i in schedule[before:start]]
         ops = [op for op in ops if op.name in reading.new] or ops[-1:]
         read = {t.name for op in ops for t in op.inputs}
-        after = [t for op in ops for t in op.outputs if t.name not in read and t.consumers()]
+        made_here = (t for op in ops for t in op.outputs if t.name not in read)
+        after = [t for t in made_here if t.consumers() or t.name in returned]
         found[start] = Gate(after, list(passes))
     return found

@@ -1,0 +1,165 @@
+"""What XLA's compilers allocate for the test models, for an H100 that need not be there and a CPU.
+
+Needs the extra `xla-gpu`. Bytes are those of temporaries, by the compilers' own reports; nothing
+runs. Beside our plans stand what else recomputes: `tf.recompute_grad` around the network's blocks,
+XLA's own rematerialisation (the program of the plain step on a GPU with too little memory), and
+`jax.checkpoint` around the same blocks written in JAX. Keras's `RematScope` raises in a compiled
+`fit`, so it has no row.
+
+Writes xla.json beside this file, from which scripts/benchmarks/render.py makes a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+from rich.progress import track
+
+from memory_saving_gradients import get_plans, gradients
+from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph.runtimes import described_gpu
+from memory_saving_gradients.measure import compiled_temporaries
+from scripts.benchmarks.models import MODELS
+from test_models import Model, ResNet50
+
+GPU = "h100"
+ROOT = Path(__file__).resolve().parents[2]
+
+#: label: (builder, batch), and the same network in peers_jax.
+COMPILED: dict[str, tuple[tuple[Callable[[], Model], int], str | None]] = {
+    "chain, 64 layers, 2048 × 256": (MODELS["chain, 64 layers, 2048 × 256"], None),
+    "GPT, 6 layers, batch 8": (MODELS["GPT, 6 layers, batch 8"], "gpt"),
+    "Transformer, 4 + 4 layers, batch 32": (MODELS["Transformer, 4 + 4 layers, batch 32"], None),
+    "ResNet-50, 224 px, batch 64": ((functools.partial(ResNet50, 224), 64), "resnet50"),
+    "ResNet-56, CIFAR, batch 128": (MODELS["ResNet-56, CIFAR, batch 128"], None),
+    "U-Net, 128 px, batch 4": (MODELS["U-Net, 128 px, batch 4"], None),
+    "DenseNet, 2 × 12 layers, batch 64": (MODELS["DenseNet, 2 × 12 layers, batch 64"], None),
+}
+
+#: Those that are compiled for this CPU, too.
+ON_CPU = ("chain, 64 layers, 2048 × 256", "GPT, 6 layers, batch 8", "ResNet-56, CIFAR, batch 128")
+
+WAYS: dict[str, dict[str, Any]] = {
+    "memory": {"checkpoints": "memory", "verify": True},
+    "speed": {"checkpoints": "speed", "verify": True},
+    **{f"budget {share}": {"memory_budget": share, "verify": True} for share in (0.7, 0.5, 0.35)},
+}
+
+# XLA's own rematerialisation is tried with so much memory, as shares of what the step takes.
+_LIMITS = (0.9, 0.7, 0.5)
+
+
+def function_of(
+    model: Model, batch: int, differentiate: Callable[..., list]
+) -> tuple[tf.types.experimental.GenericFunction, list[tf.Tensor]]:
+    """A model's compiled step, and what to call it with."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(*inputs: tf.Tensor) -> tuple[tf.Tensor, list]:
+        loss = model.loss(*inputs)
+        return loss, differentiate(loss, [*model.variables])
+
+    return step, [tf.constant(array) for array in model.example(batch)]
+
+
+def planned(make: Callable[[], Model], batch: int, device: str, options: dict) -> dict[str, Any]:
+    """What a compiled step of ours takes, and what its plan says."""
+    model = make()
+    differentiate = functools.partial(gradients, device=device, **options)
+    try:
+        step, inputs = function_of(model, batch, differentiate)
+        (plan,) = get_plans(step.get_concrete_function(*inputs).graph)
+    except ValueError as error:  # no plan within the budget
+        return {"error": str(error)}
+    return {
+        "bytes": compiled_temporaries(step, *inputs, device=device),
+        "budget_bytes": plan.budget_bytes,
+        "predicted_bytes": plan.peak_bytes,
+        "overhead": plan.overhead,
+        "dear_again": sum(name in plan.recomputed for name in _dear(plan)),
+    }
+
+
+def _dear(plan: Any) -> list[str]:
+    return [op.name for op in plan.problem.ops if op.expensive]
+
+
+def by_block(make: Callable[[], Model], batch: int) -> int:
+    """The bytes with `tf.recompute_grad` around each block of the network."""
+    model = make()
+    model.loss(*(tf.constant(array) for array in model.example(batch)))  # makes the variables
+    model.block = lambda part, *inputs: tf.recompute_grad(part)(*inputs)  # type: ignore[method-assign]
+    step, inputs = function_of(model, batch, tf.gradients)
+    return compiled_temporaries(step, *inputs, device=GPU)
+
+
+def described(path: Path, memory: int | None = None) -> int:
+    """The bytes that XLA:GPU allocates for the program in a file."""
+    command = [sys.executable, described_gpu.__file__, GPU, str(path)]
+    command += [] if memory is None else [str(memory)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(json.loads(ran.stdout)["temporary_bytes"])
+
+
+def by_xla(make: Callable[[], Model], batch: int, folder: Path, plain: int) -> int:
+    """The fewest bytes that XLA's own rematerialisation reaches."""
+    step, inputs = function_of(make(), batch, tf.gradients)
+    program = step.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized")
+    path = folder / "plain.hlo"
+    path.write_bytes(tf_private.for_stablehlo(program))
+    return min(described(path, int(share * plain)) for share in _LIMITS)
+
+
+def in_jax(network: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """The bytes of each way of `jax.checkpoint`."""
+    command = [sys.executable, "-m", "scripts.benchmarks.peers_jax", network, str(folder)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for way, file in json.loads(ran.stdout.splitlines()[-1]).items():
+        yield way, described(folder / file)
+
+
+def rows_of(label: str) -> dict[str, dict[str, Any]]:
+    """All ways on one network, each with what it takes on a device."""
+    (make, batch), network = COMPILED[label]
+    rows: dict[str, dict[str, Any]] = {}
+    for device in (GPU, "cpu") if label in ON_CPU else (GPU,):
+        step, inputs = function_of(make(), batch, tf.gradients)
+        plain = compiled_temporaries(step, *inputs, device=device)
+        rows.setdefault("tf.gradients", {})[device] = {"bytes": plain}
+        for way, options in WAYS.items():
+            rows.setdefault(way, {})[device] = planned(make, batch, device, options)
+    plain = rows["tf.gradients"][GPU]["bytes"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows["tf.recompute_grad by block"] = {GPU: {"bytes": by_block(make, batch)}}
+        rows["XLA's own rematerialisation"] = {GPU: {"bytes": by_xla(make, batch, folder, plain)}}
+        for way, size in in_jax(network, folder) if network else ():
+            rows[way] = {GPU: {"bytes": size}}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=list(COMPILED), help="keep the other results")
+    options = parser.parse_args()
+    output = Path(__file__).with_name("xla.json")
+    results = json.loads(output.read_text()) if options.only and output.exists() else {}
+    for label in track(options.only or COMPILED, description="models"):
+        results[label] = rows_of(label)
+        output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
