@@ -78,10 +78,16 @@ def gradients(
         plan: a plan of the same graph to apply again, or the path where `Plan.save` put it; then
             nothing is planned.
         device: what to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local" for
-            this machine's own device.
+            this machine's own device. Under XLA also what a budget is compiled for; for the named
+            GPUs by the extra `xla-gpu`, without which rules decide.
         cost_model: "analytical" takes TensorFlow's estimate of each op for `device`; "measured"
             runs the plain step a few times with stand-ins for inputs and variables and takes each
             op's time and scratch space from a trace.
+        batch_size: how large the unknown first dimension of the inputs will be, or a mapping of
+            names of inputs to whole shapes; without it, a plan is made that does well at any size.
+        verify: whether to prove the plan while the step is built: a run of it is measured
+            (`plan.measured_peak_bytes`), or, where XLA compiles it, its compiler is asked
+            (`plan.compiled_peak_bytes`); a budget that is missed is planned again.
         running_sums: whether sums of many gradients (of a weight that is read many times) add each
             as it comes, so that one lives instead of all. Where that is another order than that of
             the plain step, the sum is equal to rounding, and `plan.labels.reordered` names it.
@@ -91,6 +97,7 @@ def gradients(
 
     Raises:
         BudgetError: no plan within `memory_budget` was found; the graph is plain.
+        CannotMeasure: `verify=True`, and the step cannot be run or compiled for it.
         RuntimeError: called outside a graph.
         TypeError: `checkpoints`, an entry of it, or another option is of a wrong type.
         ValueError: a checkpoint is not in the forward graph, the strategy is unknown, or a budget
