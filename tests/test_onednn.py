@@ -95,7 +95,7 @@ def main(name):
     tolerance = 0.05 if name in ("resnet20", "densenet", "mobilenet", "inception") else 1e-4
     for way in list(peaks)[1:]:
         for plan in plans[way]:
-            # What Grappler merges has no edges, and comes a little early or not, as threads have it.
+            # What Grappler merges has no edges, and comes a little early as threads have it.
             assert plan.peak_bytes == pytest.approx(peaks[way], rel=0.08), way
             assert plan.budget_bytes is None or peaks[way] <= 1.02 * plan.budget_bytes
         for a, b in zip(values[way], values["plain"], strict=True):

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds
 
-#: Ops that are computed where they are read.
+#: Ops that are computed where they are read. `Slice`, of which the gradients of concatenations
+#: are made, is not among them: see `xla._Gates`.
 _FUSIBLE = kinds.IN_PLACE | frozenset(
     """Acos Acosh Asin Asinh Atan Atan2 Atanh BroadcastTo Cast Complex Conj Cosh
     DepthToSpace Digamma Equal Erfinv Fill FloorDiv FloorMod FusedBatchNorm FusedBatchNormGrad

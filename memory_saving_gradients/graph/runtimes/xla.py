@@ -137,7 +137,9 @@ class _Gates(Holding):
 
         A copy that reads weights alone waits for the run before it. And of a convolution's
         gradient, the operands that are no gradients wait for that which is: XLA transposes them,
-        and would do so in the forward pass and keep both.
+        and would do so in the forward pass and keep both. On a GPU it transposes filters, all
+        before anything else, so a filter waits for the image. The slices of a concatenation's
+        gradient are written out: they are less than what they are computed from.
         """
         graph = runs[0].op.graph
         backward = self.backward
