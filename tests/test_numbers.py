@@ -82,6 +82,7 @@ def test_empty_tensors_beside_full_ones(graph):
     assert_same(ours, plain)
 
 
+@pytest.mark.slow
 def test_sizes_of_more_than_32_bits_do_not_overflow(graph):
     """On paper: the graph is read, planned and rewritten, and never run."""
     x = v1.placeholder(tf.float32, (2**17, 2**15))  # 2³² elements, 16 GiB

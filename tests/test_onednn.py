@@ -16,9 +16,8 @@ MODELS = [
     "unet with biases",
     "gpt",
     "bert",
-    "densenet",
     "mobilenet",
-    "inception",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("densenet", "inception")),
 ]
 
 

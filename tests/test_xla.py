@@ -222,7 +222,13 @@ def planned(name, batch=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), [("chain", 0.6), ("gpt", 0.5), ("transformer", 0.4), ("resnet20", 0.6)]
+    ("name", "share"),
+    [
+        ("chain", 0.6),
+        ("gpt", 0.5),
+        pytest.param("transformer", 0.4, marks=pytest.mark.slow),
+        pytest.param("resnet20", 0.6, marks=pytest.mark.slow),
+    ],
 )
 def test_a_budget_is_one_for_what_xla_allocates(name, share):
     plan, step, inputs = planned(name, memory_budget=share)
