@@ -127,6 +127,7 @@ def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
     if isinstance(wish.budget, float):
         budget = int(wish.budget * _temporary_bytes(reading, wish))
     target = compiler.target(wish.device)
+    most_runs = 2 if wish.strategy == "memory" else wish.most_runs  # as it promises
     tried: dict[int, Plan] = {}
     for _ in range(_ROUNDS):
         with tf_private.all_or_nothing() as edits:
@@ -145,12 +146,12 @@ def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
         else:
             allowed = int(plan.peak_bytes * budget / size)
         try:
-            plan = decide(reading, dataclasses.replace(wish, budget=allowed))
+            plan = decide(reading, dataclasses.replace(wish, budget=allowed, most_runs=most_runs))
         except BudgetError:
             break
     lowest = min(tried)
     if budget is None:
-        return dataclasses.replace(tried[lowest], strategy=wish.strategy)
+        return tried[lowest]
     fitting = [one for size, one in tried.items() if size <= _NEARLY * budget]
     if fitting:
         return min(fitting, key=lambda one: one.overhead)
