@@ -58,7 +58,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 # XLA's own rematerialisation is tried with so much memory, as shares of what the step takes.
-_LIMITS = (0.7, 0.5)
+_LIMITS = (0.9, 0.7, 0.5)
 
 
 def function_of(
