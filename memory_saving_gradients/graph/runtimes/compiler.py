@@ -67,7 +67,7 @@ def temporary_bytes(
         if device not in described_gpu.GPUS:
             return tf_private.temporary_bytes(compiled(stage="optimized_hlo_proto_serialized"))
         program = tf_private.for_stablehlo(compiled(stage="hlo_serialized"))
-    except (tf.errors.OpError, ValueError) as error:
+    except (tf.errors.OpError, RuntimeError, TypeError, ValueError) as error:
         raise CannotCompile(f"XLA does not compile this step: {error}") from error
     return _on_described(program, device)
 
