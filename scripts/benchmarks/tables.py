@@ -377,7 +377,8 @@ def xla_table(results: dict, device: str) -> str:
             if against:
                 ratio = f"{ours['bytes'] / against:.2f} of it"
             row.append(f"{ours['bytes'] / 1e6:,.0f} ({ratio}) +{ours['overhead']:.0%}")
-        row += [f"{ways[way][device]['bytes'] / 1e6:,.0f}" for way in shown]
+        for way in shown:
+            row.append(f"{ways[way][device]['bytes'] / 1e6:,.0f}" if way in ways else "")
         rows.append(row)
     ours = ["step", "plain", "`memory`", "`speed`", "0.7 of plain", "0.5", "0.35"]
     named = {others[0]: "`tf.recompute_grad`", others[1]: "XLA's own"}

@@ -96,13 +96,20 @@ def _dear(plan: Any) -> list[str]:
     return [op.name for op in plan.problem.ops if op.expensive]
 
 
-def by_block(make: Callable[[], Model], batch: int) -> int:
-    """The bytes with `tf.recompute_grad` around each block of the network."""
+def by_block(make: Callable[[], Model], batch: int) -> int | None:
+    """The bytes with `tf.recompute_grad` around each block of a network; None if it names none."""
     model = make()
     model.loss(*(tf.constant(array) for array in model.example(batch)))  # makes the variables
-    model.block = lambda part, *inputs: tf.recompute_grad(part)(*inputs)  # type: ignore[method-assign]
+    around: list[Callable] = []
+
+    def block(part: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
+        around.append(part)
+        return tf.recompute_grad(part)(*inputs)
+
+    model.block = block  # type: ignore[method-assign]
     step, inputs = function_of(model, batch, tf.gradients)
-    return compiled_temporaries(step, *inputs, device=GPU)
+    size = compiled_temporaries(step, *inputs, device=GPU)
+    return size if around else None
 
 
 def described(path: Path, memory: int | None = None) -> int:
@@ -143,7 +150,8 @@ def rows_of(label: str) -> dict[str, dict[str, Any]]:
     plain = rows["tf.gradients"][GPU]["bytes"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows["tf.recompute_grad by block"] = {GPU: {"bytes": by_block(make, batch)}}
+        if (size := by_block(make, batch)) is not None:
+            rows["tf.recompute_grad by block"] = {GPU: {"bytes": size}}
         rows["XLA's own rematerialisation"] = {GPU: {"bytes": by_xla(make, batch, folder, plain)}}
         for way, size in in_jax(network, folder) if network else ():
             rows[way] = {GPU: {"bytes": size}}
