@@ -34,7 +34,7 @@ _TOLERANCE = 1.06
 _LEAST_USED = 0.95
 _NEARLY = 1.02
 # Beside the lowest peak, these multiples of it are compiled for "memory".
-_AROUND = (1.0, 1.1, 1.25, 1.25)
+_AROUND = (1.1, 1.25)
 # A step of so many ops compiles in some ten seconds.
 _SOON = 5_000
 
@@ -128,40 +128,54 @@ def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
         budget = int(wish.budget * _temporary_bytes(reading, wish))
     target = compiler.target(wish.device)
     most_runs = 2 if wish.strategy == "memory" else wish.most_runs  # as it promises
-    tried: dict[int, Plan] = {}
-    for _ in range(_ROUNDS):
+    tried: list[Plan] = []
+    while True:
         with tf_private.all_or_nothing() as edits:
             _rewrite(reading, plan)
             size = _temporary_bytes(reading, wish)
             while edits:  # it was rewritten only to be looked at
                 edits.pop()()
-        one = dataclasses.replace(
-            plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
+        tried.append(
+            dataclasses.replace(
+                plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
+            )
         )
-        tried.setdefault(size, one)
-        if budget is None and wish.strategy == "memory":
-            allowed = int(next(iter(tried.values())).peak_bytes * _AROUND[len(tried)])
-        elif budget is None or _LEAST_USED * budget <= size <= _NEARLY * budget:
+        allowed = _next_peak(tried, wish.strategy)
+        if allowed is None:
             break
-        else:
-            allowed = int(plan.peak_bytes * budget / size)
         try:
             plan = decide(reading, dataclasses.replace(wish, budget=allowed, most_runs=most_runs))
         except BudgetError:
             break
-    lowest = min(tried)
+    lowest = min(tried, key=_compiled_peak)
     if budget is None:
-        return tried[lowest]
-    fitting = [one for size, one in tried.items() if size <= _NEARLY * budget]
+        return lowest
+    fitting = [one for one in tried if _compiled_peak(one) <= _NEARLY * budget]
     if fitting:
         return min(fitting, key=lambda one: one.overhead)
     if wish.verify:
-        raise missed(reading, budget, lowest)
+        raise missed(reading, budget, _compiled_peak(lowest))
     warn(
-        f"memory_saving_gradients: XLA's compiler for {target} allocates {lowest / 1e6:.1f} MB for "
-        f"this step where {budget / 1e6:.1f} MB are allowed. verify=True makes that an error"
+        f"memory_saving_gradients: XLA's compiler for {target} allocates "
+        f"{_compiled_peak(lowest) / 1e6:.1f} MB for this step where {budget / 1e6:.1f} MB are "
+        "allowed. verify=True makes that an error"
     )
-    return tried[lowest]
+    return lowest
+
+
+def _next_peak(tried: list[Plan], strategy: str) -> int | None:
+    """The predicted peak to plan for after some plans; None where those are enough."""
+    budget, size = tried[-1].budget_bytes, _compiled_peak(tried[-1])
+    if len(tried) == _ROUNDS:
+        return None
+    if budget is not None:
+        fits = _LEAST_USED * budget <= size <= _NEARLY * budget
+        return None if fits else int(tried[-1].peak_bytes * budget / max(size, 1))
+    return int(tried[0].peak_bytes * _AROUND[len(tried) - 1]) if strategy == "memory" else None
+
+
+def _compiled_peak(plan: Plan) -> int:
+    return plan.compiled_peak_bytes or 0
 
 
 def _compiles_soon(reading: Reading, wish: Wish) -> bool:
@@ -170,10 +184,9 @@ def _compiles_soon(reading: Reading, wish: Wish) -> bool:
 
 def _temporary_bytes(reading: Reading, wish: Wish) -> int:
     """What XLA allocates for the step as it is now."""
-    operations = order.dependencies(t.op for t in (reading.step.target, *reading.step.results))
-    shapes = Shapes([*operations], reading.sizes)
-    with shown(f"memory_saving_gradients: compiling {len(operations)} ops"), tf.init_scope():
-        function, inputs = compiler.as_function(reading.step, shapes)
+    step = reading.step
+    with shown(f"memory_saving_gradients: compiling {len(step.needed)} ops"), tf.init_scope():
+        function, inputs = compiler.as_function(step, reading.sizes)
         return compiler.temporary_bytes(function, inputs, wish.device)
 
 

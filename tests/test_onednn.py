@@ -94,8 +94,9 @@ def main(name):
     tolerance = 0.05 if name in ("resnet20", "densenet", "mobilenet", "inception") else 1e-4
     for way in list(peaks)[1:]:
         for plan in plans[way]:
-            # What Grappler merges has no edges, and comes a little early as threads have it.
-            assert plan.peak_bytes == pytest.approx(peaks[way], rel=0.08), way
+            # Known to be missed by 7 % on some processors: see the limits in docs/supported.md.
+            off = 0.08 if (name, way) == ("bert", "speed") else 0.05
+            assert plan.peak_bytes == pytest.approx(peaks[way], rel=off), way
             assert plan.budget_bytes is None or peaks[way] <= 1.02 * plan.budget_bytes
         for a, b in zip(values[way], values["plain"], strict=True):
             error = np.linalg.norm(np.subtract(a, b)) / max(np.linalg.norm(b), 1e-12)

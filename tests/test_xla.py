@@ -19,7 +19,8 @@ from tests.test_tape import USES, X, as_written, assert_same, traced, weights
 __all__ = ["weights"]  # a fixture
 
 
-def compiled_step(name, how):
+def compiled_step(name, how, **options):
+    """A step of a test model, plain or planned, and its inputs."""
     make, batch = MODELS[name]
     tf.random.set_seed(0)
     model = make()
@@ -29,7 +30,7 @@ def compiled_step(name, how):
         loss = model.loss(*inputs)
         if how == "plain":
             return loss, tf.gradients(loss, model.variables)
-        return loss, msg.gradients(loss, model.variables, checkpoints=how)
+        return loss, msg.gradients(loss, model.variables, checkpoints=how, **options)
 
     return step, [tf.constant(a) for a in model.example(batch)]
 
@@ -83,7 +84,7 @@ def assert_close(ours, plain, off=2e-6):
 @pytest.mark.parametrize(("name", "off"), [("resnet20", 2e-6), ("densenet", 1e-4)])
 def test_values_of_a_plan_for_a_gpu(name, off):
     """Filters wait for images, and slices are written out; that runs on a CPU as well."""
-    plan, step, inputs = planned(name, checkpoints="memory", device="h100")
+    plan, step, inputs = planned(name, device="h100")
     assert plan.recomputed
     plain, _ = compiled_step(name, "plain")
     assert_close(step(*inputs), plain(*inputs), off)
@@ -205,19 +206,12 @@ def test_scratch_space_of_a_compiled_depthwise_gradient():
     assert compiled_peak(make_depthwise_step, 256) == pytest.approx(scratch, rel=0.15)
 
 
-def planned(name, batch=None, **options):
+def planned(name, how="memory", unknown_batch=False, **options):
     """The plan of a compiled step of a test model, and the step with its inputs."""
-    make, size = MODELS[name]
-    model = make()
-
-    @tf.function(jit_compile=True, autograph=False)
-    def step(*inputs):
-        loss = model.loss(*inputs)
-        return loss, msg.gradients(loss, model.variables, **options)
-
-    inputs = [tf.constant(array) for array in model.example(size)]
-    specs = [tf.TensorSpec((batch, *t.shape[1:]), t.dtype) for t in inputs] if batch else inputs
-    (plan,) = msg.get_plans(step.get_concrete_function(*specs).graph)
+    step, inputs = compiled_step(name, how, **options)
+    specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in inputs]
+    traced = step.get_concrete_function(*(specs if unknown_batch else inputs))
+    (plan,) = msg.get_plans(traced.graph)
     return plan, step, inputs
 
 
@@ -243,7 +237,7 @@ def test_a_budget_is_one_for_what_xla_allocates(name, share):
 
 
 def test_verify_says_what_xla_allocates():
-    plan, step, inputs = planned("gpt", checkpoints="memory", verify=True)
+    plan, step, inputs = planned("gpt", verify=True)
     compiled = compiled_temporaries(step, *inputs)
     assert plan.compiled_peak_bytes == pytest.approx(compiled, rel=0.02)
     assert plan.measured_peak_bytes is None
@@ -254,17 +248,8 @@ def test_verify_says_what_xla_allocates():
 
 
 def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():
-    make, size = MODELS["chain"]
-    model = make()
-
-    @tf.function(jit_compile=True, autograph=False)
-    def step(*inputs):
-        loss = model.loss(*inputs)
-        return msg.gradients(loss, model.variables, memory_budget=0.6, batch_size=size)
-
-    inputs = [tf.constant(array) for array in model.example(size)]
-    specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in inputs]
-    (plan,) = msg.get_plans(step.get_concrete_function(*specs).graph)
+    _, size = MODELS["chain"]
+    plan, _, _ = planned("chain", unknown_batch=True, memory_budget=0.6, batch_size=size)
     assert plan.batch_size == size
     assert plan.compiled_peak_bytes <= 1.03 * plan.budget_bytes
 

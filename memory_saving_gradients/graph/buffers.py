@@ -61,8 +61,9 @@ class Buffers:
 
     def is_view(self, op: tf.Operation) -> bool:
         """Whether an op makes no buffer."""
-        known = self._shown.keys() | self.made_of.keys()
-        return bool(op.outputs) and all(tensor.name in known for tensor in op.outputs)
+        return bool(op.outputs) and all(
+            tensor.name in self._shown or tensor.name in self.made_of for tensor in op.outputs
+        )
 
     def shown_by(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._shown.get(tensor.name, tensor)

@@ -91,15 +91,7 @@ def taken_apart(step: BackwardPass, running_sums: bool = True) -> BackwardPass:
 def _read_past(op: tf.Operation) -> None:
     """Has what reads an identity of many tensors read those, as Grappler does."""
     for given, handed_on in zip(op.inputs, op.outputs, strict=True):
-        _reroute(handed_on, given)
-
-
-def _reroute(tensor: tf.Tensor, other: tf.Tensor) -> None:
-    """Has all that reads a tensor read another."""
-    for reader in tensor.consumers():
-        for i, read in enumerate(reader.inputs):
-            if read is tensor:
-                tf_private.update_input(reader, i, other)
+        tf_private.reroute(handed_on, given)
 
 
 def _most_waiting(op: tf.Operation, terms: Sequence[tf.Tensor]) -> int:
@@ -161,5 +153,5 @@ def _running(op: tf.Operation, terms: Sequence[tf.Tensor]) -> tuple[tf.Operation
         parts = [functools.reduce(added, part) for part in (terms[:first], *rest)]
         last = functools.reduce(added, parts)
     tf_private.add_control_inputs(made[0], op.control_inputs)
-    _reroute(total, last)
+    tf_private.reroute(total, last)
     return tuple(made)

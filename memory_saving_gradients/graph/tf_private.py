@@ -311,6 +311,14 @@ def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     op._update_input(index, tensor)
 
 
+def reroute(tensor: tf.Tensor, other: tf.Tensor) -> None:
+    """Has all that reads a tensor read another, but for what makes that one."""
+    for reader in tensor.consumers():
+        for i, read in enumerate(reader.inputs):
+            if read is tensor and reader is not other.op:
+                update_input(reader, i, other)
+
+
 def add_control_inputs(op: tf.Operation, before: Iterable[tf.Operation]) -> None:
     """Makes `op` wait for the ops `before`.
 

@@ -61,6 +61,21 @@ def conv(x: Any, kernel: Any, stride: int = 1) -> Any:
     return jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=kind)
 
 
+def normalised(random: np.random.Generator, size: int, channels: int, filters: int) -> tuple:
+    """The weights of a convolution and its batch normalisation."""
+    scale = (2 / (size * size * channels)) ** 0.5
+    kernel = normal(random, size, size, channels, filters, scale=scale)
+    return kernel, jnp.zeros(filters), jnp.zeros(filters)
+
+
+def in_stages(way: Way, block: Callable, stages: Any, h: Any) -> Any:
+    """Stages of blocks; the first block of each but the first halves the image."""
+    for stage, (first, *others) in enumerate(stages):
+        h = way.around(functools.partial(block, 2 if stage else 1))(first, h)
+        h = way(functools.partial(block, 1), others, h)
+    return h
+
+
 def batch_norm(x: Any, scale: Any, offset: Any) -> Any:
     mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
     return (x - mean) * jax.lax.rsqrt(variance + 1e-3) * (scale + 1) + offset
@@ -79,11 +94,7 @@ def residual(stride: int, weights: Any, x: Any) -> Any:
 def resnet(way: Way) -> tuple[Callable, Any, tuple]:
     random = np.random.default_rng(0)
 
-    def layer(size: int, channels: int, filters: int) -> tuple:
-        scale = (2 / (size * size * channels)) ** 0.5
-        kernel = normal(random, size, size, channels, filters, scale=scale)
-        return kernel, jnp.zeros(filters), jnp.zeros(filters)
-
+    layer = functools.partial(normalised, random)
     stages, channels = [], 16
     for filters in (16, 32, 64):
         blocks = []
@@ -96,9 +107,7 @@ def resnet(way: Way) -> tuple[Callable, Any, tuple]:
     def loss(weights: Any, images: Any, labels: Any) -> Any:
         (kernel, scale, offset), stages, head = weights
         h = jax.nn.relu(batch_norm(conv(images, kernel), scale, offset))
-        for stage, (first, *others) in enumerate(stages):
-            h = way.around(functools.partial(residual, 2 if stage else 1))(first, h)
-            h = way(functools.partial(residual, 1), others, h)
+        h = in_stages(way, residual, stages, h)
         return cross_entropy(h.mean((1, 2)) @ head, labels)
 
     images = normal(random, 128, 32, 32, 3, scale=1.0)
@@ -128,11 +137,7 @@ def max_pool(x: Any) -> Any:
 def resnet50(way: Way) -> tuple[Callable, Any, tuple]:
     random = np.random.default_rng(0)
 
-    def layer(size: int, channels: int, filters: int) -> tuple:
-        scale = (2 / (size * size * channels)) ** 0.5
-        kernel = normal(random, size, size, channels, filters, scale=scale)
-        return kernel, jnp.zeros(filters), jnp.zeros(filters)
-
+    layer = functools.partial(normalised, random)
     stages, channels = [], 64
     for count, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
         blocks = []
@@ -147,9 +152,7 @@ def resnet50(way: Way) -> tuple[Callable, Any, tuple]:
     def loss(weights: Any, images: Any, labels: Any) -> Any:
         (kernel, scale, offset), stages, head = weights
         h = max_pool(jax.nn.relu(batch_norm(conv(images, kernel, 2), scale, offset)))
-        for stage, (first, *others) in enumerate(stages):
-            h = way.around(functools.partial(bottleneck, 2 if stage else 1))(first, h)
-            h = way(functools.partial(bottleneck, 1), others, h)
+        h = in_stages(way, bottleneck, stages, h)
         return cross_entropy(h.mean((1, 2)) @ head, labels)
 
     images = normal(random, 64, 224, 224, 3, scale=1.0)

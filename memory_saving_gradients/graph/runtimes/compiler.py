@@ -21,7 +21,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import order, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.runtimes import described_gpu
-from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.graph.shapes import InputSizes, Shapes
 
 _SCRIPT = Path(described_gpu.__file__)
 
@@ -84,16 +84,21 @@ def _on_described(program: bytes, device: str) -> int:
 
 
 def as_function(
-    step: BackwardPass, sizes: Shapes
+    step: BackwardPass, given: InputSizes
 ) -> tuple[tf.types.experimental.GenericFunction, Sequence[tf.TensorSpec]]:
     """A copy of a step as it now stands, as a function of its inputs, and what those are.
+
+    Args:
+        step: the step.
+        given: what is known of the sizes of its inputs.
 
     Raises:
         CannotCompile: it is part of another function, whose variables are not known.
     """
     graph = step.graph
     returned = (step.target, *step.results)
-    operations = order.dependencies(t.op for t in returned)
+    operations = [*order.dependencies(t.op for t in returned)]
+    shapes = Shapes(operations, given)
     captured = tf_private.captured(graph)
     placeholders = [op.outputs[0] for op in operations if op.type == "Placeholder"]
     inputs = [t for t in placeholders if t.name not in captured]
@@ -111,8 +116,8 @@ def as_function(
             copy.input.extend(read for read in node.input if not read.startswith("^"))
 
     @tf.function(jit_compile=True, autograph=False)
-    def function(*given: tf.Tensor) -> list[tf.Tensor]:
-        arguments = iter(given)
+    def function(*values: tf.Tensor) -> list[tf.Tensor]:
+        arguments = iter(values)
         stand_for = {
             t.name: tf_private.capture(captured[t.name]) if t.name in captured else next(arguments)
             for t in placeholders
@@ -121,4 +126,4 @@ def as_function(
             program, stand_for, [t.name for t in returned], name=""
         )
 
-    return function, [tf.TensorSpec(sizes(t), t.dtype) for t in inputs]
+    return function, [tf.TensorSpec(shapes(t), t.dtype) for t in inputs]

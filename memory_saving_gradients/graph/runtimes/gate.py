@@ -97,12 +97,7 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
 def write_out(op: tf.Operation) -> None:
     """Has XLA write what `op` makes to memory, instead of computing it where it is read."""
     (made,) = op.outputs
-    readers = [
-        (reader, i) for reader in made.consumers() for i, t in enumerate(reader.inputs) if t is made
-    ]
-    written = tf_private.optimization_barrier(made)
-    for reader, i in readers:
-        tf_private.update_input(reader, i, written)
+    tf_private.reroute(made, tf_private.optimization_barrier(made))
 
 
 def may_wait(tensor: tf.Tensor) -> bool:
