@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import memory_saving_gradients._quiet  # noqa: F401  (it comes first)
 from memory_saving_gradients.batches import MaxBatch, max_batch
 from memory_saving_gradients.budgets import BudgetError
+from memory_saving_gradients.checkpoint import checkpoint
 from memory_saving_gradients.gradients import (
     gradients,
     gradients_collection,
@@ -15,6 +16,7 @@ from memory_saving_gradients.gradients import (
 )
 from memory_saving_gradients.patching import patch
 from memory_saving_gradients.plan import Plan, get_plans
+from memory_saving_gradients.sequential import checkpoint_sequential
 from memory_saving_gradients.tape import GradientTape
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ __all__ = [
     "GradientTape",
     "MaxBatch",
     "Plan",
+    "checkpoint",
+    "checkpoint_sequential",
     "get_plans",
     "gradients",
     "gradients_collection",

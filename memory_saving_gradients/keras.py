@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import Checkpoints
 from memory_saving_gradients.feeding import fed_batch
+from memory_saving_gradients.keras_layer import Checkpoint
 from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.options import BatchSize, Options
 from memory_saving_gradients.patching import patch
@@ -25,11 +26,7 @@ from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.report import figures, summary
 from memory_saving_gradients.warning import warn
 
-if not hasattr(keras, "Model"):
-    raise ImportError(
-        f"memory_saving_gradients.keras needs Keras, and `import keras` gives {keras!r}, which is "
-        "something else: rename that package, or use gradients(), GradientTape or patch()."
-    )
+__all__ = ["Checkpoint", "MemoryReport", "get_plans", "save_memory"]
 
 _plans: weakref.WeakKeyDictionary[Any, list[Plan]] = weakref.WeakKeyDictionary()
 _options: weakref.WeakKeyDictionary[Any, Options] = weakref.WeakKeyDictionary()

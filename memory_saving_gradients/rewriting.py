@@ -81,7 +81,13 @@ def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> Plan:
     if _asks_for_branches(wish, reading):
         with contextlib.suppress(_NoBetter):
             return _plan_with_branches(step, wish, reading)
-    reading, plan, saves = _decided(reading, wish)
+    try:
+        reading, plan, saves = _decided(reading, wish)
+    except BudgetError:
+        if wish.budget is not None and has_branches(reading):
+            with contextlib.suppress(BudgetError):
+                return _plan_with_branches(step, wish, reading)
+        raise
     if not saves:
         raise _SavesNothing(plan)
     return apply(reading, plan, wish)
@@ -160,7 +166,12 @@ def _asks_for_branches(wish: Wish, reading: Reading) -> bool:
 
 
 def _plan_with_branches(step: BackwardPass, wish: Wish, plain: Reading) -> Plan:
-    """A plan that recomputes inside branches as well, applied; raises where that is no better."""
+    """A plan that recomputes inside branches as well, applied.
+
+    Raises:
+        _NoBetter: without a budget: that does not lower the peak.
+        BudgetError: there is a budget, and that misses it, too.
+    """
     with tf_private.all_or_nothing():
         known = len(step.graph.get_operations())
         moved = recompute_inside(plain, functools.partial(_rewrite_inside, step.runtime))
@@ -170,8 +181,11 @@ def _plan_with_branches(step: BackwardPass, wish: Wish, plain: Reading) -> Plan:
             wish.cost_model,
             wish.sizes,
         )
+        if isinstance(wish.budget, float):
+            wish = dataclasses.replace(wish, budget=int(wish.budget * plain_peak(plain.problem)))
         plan = decide(reading, wish)
-        if not wish.plan and plan.peak_bytes >= decide(plain, wish).peak_bytes:
+        chosen = wish.plan or wish.budget is not None
+        if not chosen and plan.peak_bytes >= decide(plain, wish).peak_bytes:
             raise _NoBetter
         rewrite(reading.in_order_of(plan.problem), plan.schedule, moved)
     added = reading.problem.costs.sum() / plain.problem.costs.sum()

@@ -18,7 +18,7 @@ from memory_saving_gradients.warning import warn
 _EAGER = (
     "memory_saving_gradients: this step runs eagerly, so there is no graph to rewrite: gradients "
     "are right, memory is not saved. Wrap the step in a tf.function (in Keras: leave out "
-    "run_eagerly=True). This is said once."
+    "run_eagerly=True), or call its parts by memory_saving_gradients.checkpoint. This is said once."
 )
 
 

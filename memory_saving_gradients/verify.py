@@ -20,6 +20,7 @@ from memory_saving_gradients.graph.trace import CannotMeasure, stand_ins
 from memory_saving_gradients.measure import session_peak
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.planning.stretches import fewer_stretches
 from memory_saving_gradients.progress import shown
 from memory_saving_gradients.warning import warn
 from memory_saving_gradients.why import missed
@@ -35,6 +36,9 @@ _LEAST_USED = 0.95
 _NEARLY = 1.02
 # Beside the lowest peak, these multiples of it are compiled for "memory".
 _AROUND = (1.1, 1.25)
+# About what is recomputed earlier than it need be, to save gates, this share of the peak may be
+# alive: close to the peak predictions are no better.
+_EARLY = 0.9
 # A step of so many ops compiles in some ten seconds.
 _SOON = 5_000
 
@@ -129,17 +133,19 @@ def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
     target = compiler.target(wish.device)
     most_runs = 2 if wish.strategy == "memory" else wish.most_runs  # as it promises
     tried: list[Plan] = []
-    while True:
+
+    def compiled(plan: Plan) -> Plan:
         with tf_private.all_or_nothing() as edits:
             _rewrite(reading, plan)
             size = _temporary_bytes(reading, wish)
             while edits:  # it was rewritten only to be looked at
                 edits.pop()()
-        tried.append(
-            dataclasses.replace(
-                plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
-            )
+        return dataclasses.replace(
+            plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
         )
+
+    while True:
+        tried.append(compiled(plan))
         allowed = _next_peak(tried, wish.strategy)
         if allowed is None:
             break
@@ -152,7 +158,13 @@ def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
         return lowest
     fitting = [one for one in tried if _compiled_peak(one) <= _NEARLY * budget]
     if fitting:
-        return min(fitting, key=lambda one: one.overhead)
+        chosen = min(fitting, key=lambda one: one.overhead)
+        fewer = _with_fewer_gates(chosen)
+        if fewer.schedule != chosen.schedule:
+            fewer = compiled(fewer)
+            if _compiled_peak(fewer) <= max(budget, _compiled_peak(chosen)):
+                return fewer
+        return chosen
     if wish.verify:
         raise missed(reading, budget, _compiled_peak(lowest))
     warn(
@@ -161,6 +173,21 @@ def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
         "allowed. verify=True makes that an error"
     )
     return lowest
+
+
+def _with_fewer_gates(plan: Plan) -> Plan:
+    """The plan with its stretches of recomputation together, where little is alive."""
+    most = int(_EARLY * plan.peak_bytes)
+    schedule = fewer_stretches(plan.problem, plan.schedule, most)
+    made = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
+    return dataclasses.replace(
+        plan,
+        schedule=made.schedule,
+        peak_bytes=made.peak_bytes,
+        overhead=made.overhead,
+        checkpoints=made.checkpoints,
+        recomputed=made.recomputed,
+    )
 
 
 def _next_peak(tried: list[Plan], strategy: str) -> int | None:

@@ -1,23 +1,28 @@
 """The layers inside a branch of `If` are recomputed, too.
 
-TensorFlow differentiates an `If` by another one, which reads what the branches kept, as optional
-values. Here the second `If` gets new branches: each runs the layers of its branch again, and what
-is recomputed in what order inside is planned as for any other step. What must not run twice (random
-numbers, reads of variables) is kept as before.
+TensorFlow differentiates an `If` by another one, which reads what the branches kept: as optional
+values, in a graph for XLA as tensors that only one of the branches fills. Here the second `If` gets
+new branches: each runs the layers of its branch again, and what is recomputed in what order inside
+is planned as for any other step. What must not run twice (random numbers, reads of variables) is
+kept as before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import Reading
+from memory_saving_gradients.graph.runtimes.runtime import Runtime
+from memory_saving_gradients.graph.transplant import MissingInput, transplanted
 
 _IFS = frozenset({"If", "StatelessIf"})
 _BRANCHES = ("then_branch", "else_branch")
+# What a branch returns where only the other one keeps something.
+_NOTHING = frozenset({"OptionalNone", "FakeParam"})
 
 #: Rewrites a step inside a branch.
 Inside = Callable[[BackwardPass], object]
@@ -46,7 +51,7 @@ def recompute_inside(reading: Reading, inside: Inside) -> dict[tuple[str, int], 
     for forward, backward in _pairs(reading):
         try:
             new = _recomputing(forward, backward, inside)
-        except _CannotRecompute:
+        except (MissingInput, _CannotRecompute):
             continue
         operations = backward.graph.get_operations()
         later = operations[operations.index(backward) :]
@@ -66,14 +71,23 @@ def _pairs(reading: Reading) -> list[tuple[tf.Operation, tf.Operation]]:
 
     One with state runs whether or not something reads it, so that nothing can take its place.
     """
-    found = []
-    for op, described in zip(reading.operations, reading.problem.ops, strict=True):
-        stateless = op.type == "StatelessIf"
-        if stateless and described.backward and reading.step.runtime.obeys_control_edges:
-            kept_by = {t.op for t in op.inputs if t.dtype == tf.variant}
-            if len(kept_by) == 1 and next(iter(kept_by)).type in _IFS:
-                found.append((kept_by.pop(), op))
-    return found
+    backward = [
+        op
+        for op, described in zip(reading.operations, reading.problem.ops, strict=True)
+        if op.type == "StatelessIf" and described.backward
+    ]
+    pairs = ((_kept_by(op, reading.step.runtime), op) for op in backward)
+    return [(forward, op) for forward, op in pairs if forward is not None]
+
+
+def _kept_by(op: tf.Operation, runtime: Runtime) -> tf.Operation | None:
+    """The `If` whose gradient `op` is; None if that is not clear."""
+    if runtime.obeys_control_edges:
+        found = {t.op for t in op.inputs if t.dtype == tf.variant}
+        return found.pop() if len(found) == 1 and next(iter(found)).type in _IFS else None
+    # An earlier one may have made what this one begins with.
+    ifs = {t.op for t in op.inputs if t.op.type in _IFS and t.op.inputs[0] is op.inputs[0]}
+    return next((one for one in reversed(op.graph.get_operations()) if one in ifs), None)
 
 
 def _recomputing(forward: tf.Operation, backward: tf.Operation, inside: Inside) -> tf.Operation:
@@ -84,7 +98,7 @@ def _recomputing(forward: tf.Operation, backward: tf.Operation, inside: Inside) 
         raise _CannotRecompute
     inputs: dict[str, tf.Tensor] = {t.name: t for t in forward.inputs[1:]}
     for tensor in backward.inputs[1:]:
-        if tensor.op is not forward or tensor.dtype != tf.variant or tensor.value_index in kept:
+        if tensor.op is not forward or tensor.value_index in kept:
             inputs[tensor.name] = tensor
     node = backward.node_def
     for pair in pairs:
@@ -127,19 +141,25 @@ class _Pair:
         self.again: set[str] = set()
         self._values: dict[str, tf.Tensor] = {}  # of the second branch: what the first computed
         self._outputs: dict[str, int] = {}  # of the first branch: in which output a tensor is kept
-        for placeholder, given in self._read_optionals():
-            value = self._first.outputs[given.value_index].op
-            if value.type == "OptionalFromValue":
-                self._outputs[value.inputs[0].name] = given.value_index
-                for reader in placeholder.consumers():
-                    if reader.type != "OptionalGetValue":
-                        raise _CannotRecompute
-                    self._values[reader.outputs[0].name] = value.inputs[0]
+        for placeholder, given in zip(self._second.inputs, backward.inputs[1:], strict=True):
+            if given.op is forward:
+                self._take(placeholder, given.value_index)
         self._run_again(self._values.values())
 
-    def _read_optionals(self) -> Iterable[tuple[tf.Tensor, tf.Tensor]]:
-        inputs = zip(self._second.inputs, self._backward.inputs[1:], strict=True)
-        return [(t, g) for t, g in inputs if g.op is self._forward and g.dtype == tf.variant]
+    def _take(self, placeholder: tf.Tensor, output: int) -> None:
+        """Notes what the second branch reads of the first one by an output of the `If`."""
+        value = self._first.outputs[output]
+        if value.op.type == "OptionalFromValue":
+            value = value.op.inputs[0]
+            if any(reader.type != "OptionalGetValue" for reader in placeholder.consumers()):
+                raise _CannotRecompute
+            read = [reader.outputs[0] for reader in placeholder.consumers()]
+        elif value.op.type in _NOTHING:
+            return
+        else:
+            read = [placeholder]
+        self._outputs[value.name] = output
+        self._values |= {tensor.name: value for tensor in read}
 
     def _run_again(self, tensors: Iterable[tf.Tensor]) -> None:
         """Decides what runs again, and what is kept as it must not or comes from such."""
@@ -177,12 +197,13 @@ class _Pair:
             known = {name: given[t.name] for name, t in outer.items()}
             for name, output in self._outputs.items():
                 if output in self.kept:
-                    variant = given[self._forward.outputs[output].name]
+                    kept = known[name] = given[self._forward.outputs[output].name]
                     tensor = self._first.get_tensor_by_name(name)
-                    known[name] = tf.raw_ops.OptionalGetValue(
-                        optional=variant, output_types=[tensor.dtype], output_shapes=[tensor.shape]
-                    )[0]
-            values = _inlined(self._first, list(self._values.values()), known)
+                    if kept.dtype == tf.variant != tensor.dtype:
+                        known[name] = tf.raw_ops.OptionalGetValue(
+                            optional=kept, output_types=[tensor.dtype], output_shapes=[tensor.shape]
+                        )[0]
+            values = transplanted(self._first, list(self._values.values()), known)
             first_new = len(body.get_operations())
             for i, tensor in enumerate(late):  # the gradients that come in
                 given[tensor.name] = _placeholder(tensor, f"grad_ys_{i}")
@@ -192,7 +213,7 @@ class _Pair:
             ):
                 if tensor.name in given:
                     known[placeholder.name] = given[tensor.name]
-            body.outputs = _inlined(self._second, self._second.outputs, known)
+            body.outputs = transplanted(self._second, self._second.outputs, known)
             body.inputs = [given[t.name] for t in inputs]
         results = [t for t in body.outputs if t.dtype != tf.variant]
         if results:
@@ -202,49 +223,3 @@ class _Pair:
 
 def _placeholder(tensor: tf.Tensor, name: str) -> tf.Tensor:
     return tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
-
-
-def _inlined(
-    function: tf.Graph, wanted: Sequence[tf.Tensor], known: dict[str, tf.Tensor]
-) -> list[tf.Tensor]:
-    """Copies what makes `wanted` from a function into the default graph.
-
-    Args:
-        function: the function.
-        wanted: tensors of it.
-        known: name of a tensor of the function to what stands for it.
-
-    Returns:
-        What stands for the tensors wanted.
-    """
-    nodes: dict[str, tf.compat.v1.NodeDef] = {}
-    controls: list[tuple[str, tf.Operation]] = []
-    used: dict[str, tf.Tensor] = {}
-    waiting = [t.op for t in wanted if t.name not in known]
-    while waiting:
-        op = waiting.pop()
-        if op.name in nodes:
-            continue
-        if op.type == "Placeholder":
-            raise _CannotRecompute
-        node = nodes[op.name] = op.node_def
-        node.attr.pop("_class", None)
-        used |= {t.name: known[t.name] for t in op.inputs if t.name in known}
-        node.input[:] = [f"known/{t.name}" if t.name in known else t.name for t in op.inputs]
-        waiting.extend(t.op for t in op.inputs if t.name not in known)
-        before = [other for other in op.control_inputs if other.type != "Placeholder"]
-        waiting.extend(o for o in before if not any(t.name in known for t in o.outputs))
-        controls.extend((op.name, other) for other in op.control_inputs)
-    library = function.as_graph_def().library
-    graph_def = tf.compat.v1.GraphDef(
-        node=nodes.values(), versions=function.graph_def_versions, library=library
-    )
-    names = [t.name for t in wanted if t.name not in known]
-    given = {f"known/{name}": tensor for name, tensor in used.items()}
-    made = tf.graph_util.import_graph_def(graph_def, given, [*names, *nodes], name="inlined")
-    tensors = {**known, **dict(zip(names, made, strict=False))}
-    ops = dict(zip(nodes, made[len(names) :], strict=True))
-    for name, other in controls:
-        stands_for = [known[t.name].op for t in other.outputs if t.name in known]
-        tf_private.add_control_inputs(ops[name], stands_for or [ops[other.name]])
-    return [tensors[t.name] for t in wanted]

@@ -106,6 +106,8 @@ def rounds(op: tf.Operation) -> int:
     """
     if op.type not in _LOOPS:
         return 1
+    if kinds.is_gate(op):
+        return 0
     condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
     if condition is None:
         return _NOMINAL_ROUNDS

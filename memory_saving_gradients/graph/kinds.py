@@ -50,9 +50,17 @@ EXPENSIVE = frozenset(
 )
 
 
+#: The attribute of loops that run no round and hand on their inputs: see `runtimes.gate`.
+GATE = "_memory_saving_gate"
+
+
+def is_gate(op: tf.Operation) -> bool:
+    return op.type == "StatelessWhile" and GATE in op.node_def.attr
+
+
 def shown_input(op: tf.Operation, output: int) -> int | None:
     """The input whose buffer an output of `op` shows, or None where it has one of its own."""
-    if op.type == "IdentityN":
+    if op.type == "IdentityN" or is_gate(op):
         return output
     if op.type in VIEWS or (op.type == "Unpack" and op.get_attr("axis") == 0):
         return 0

@@ -82,7 +82,7 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
         if place in holding.gates:
             edits.add_gate(holding.gates[place])
         edits.add_run(index, again[place], in_backward=place >= first)
-    copies = _make_copies(edits)
+    copies = _make_copies(edits, reading.step.runtime.obeys_control_edges)
     for copy in copies.values():
         before_writes(copy)
     before = {}
@@ -230,8 +230,11 @@ class _Edits:
         return f"outside/{reference.name}"
 
 
-def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
-    """Adds the copies to the graph, in one step, with the devices and attributes of the ops."""
+def _make_copies(edits: _Edits, with_control_edges: bool) -> dict[str, tf.Operation]:
+    """Adds the copies to the graph, in one step, with the devices and attributes of the ops.
+
+    Where control edges are not obeyed, one could only lead to an op that nothing reads any more.
+    """
     if not edits.nodes:
         return {}
     graph = edits.runs[0].op.graph
@@ -247,7 +250,8 @@ def _make_copies(edits: _Edits) -> dict[str, tf.Operation]:
         )
     copies = dict(zip(names, made, strict=True))
     for name, (_, op) in edits.nodes.items():
-        tf_private.add_control_inputs(copies[name], op.control_inputs)
+        if with_control_edges:
+            tf_private.add_control_inputs(copies[name], op.control_inputs)
         if groups := tf_private.colocation(op):
             tf_private.set_colocation(copies[name], groups)
         for tensor, original in zip(copies[name].outputs, op.outputs, strict=True):

@@ -22,7 +22,7 @@ from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
 from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.eager import backprop
+from tensorflow.python.eager import backprop, context, record
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import (
     auto_control_deps,
@@ -35,7 +35,13 @@ from tensorflow.python.framework import (
 from tensorflow.python.grappler import cluster as grappler_cluster
 from tensorflow.python.grappler import item as grappler_item
 from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.ops import control_flow_util, control_flow_util_v2, gradients
+from tensorflow.python.ops import (
+    control_flow_util,
+    control_flow_util_v2,
+    gradients,
+    gradients_util,
+    resource_variable_ops,
+)
 from tensorflow.python.training import optimizer
 
 
@@ -149,6 +155,71 @@ def captured(graph: tf.Graph) -> dict[str, tf.Tensor]:
 def capture(tensor: tf.Tensor) -> tf.Tensor:
     """An eager tensor as one of the function that is being traced. `FuncGraph.capture`: 2.0 on."""
     return tf.compat.v1.get_default_graph().capture(tensor)
+
+
+def not_recorded() -> contextlib.AbstractContextManager[None]:
+    """Within it, no tape records. `record.stop_recording`: 2.13 on."""
+    return record.stop_recording()
+
+
+def is_recorded(tensor: tf.Tensor) -> bool:
+    """Whether a tape records what is made of `tensor`. `record.should_record_backprop`: 2.13 on."""
+    return bool(record.should_record_backprop([tensor]))
+
+
+def a_tape_records() -> bool:
+    """Whether there is any tape. `record.could_possibly_record`: 2.13 on."""
+    return bool(record.could_possibly_record())
+
+
+def may_be_differentiated_again(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether tapes may record what computes the gradients by `tensors`, too.
+
+    There are several tapes, or one that is persistent. `gradients_util.PossibleTapeGradientTypes`
+    (0: no tape, 1: one): 2.1 on.
+    """
+    return gradients_util.PossibleTapeGradientTypes(tensors) > 1
+
+
+def is_read(variable: tf.Variable) -> None:
+    """Has tapes that watch what is read watch it. `variable_accessed`: 2.0 on."""
+    resource_variable_ops.variable_accessed(variable)
+
+
+@contextlib.contextmanager
+def unoptimised() -> Iterator[None]:
+    """Within it, functions that are called eagerly run as they are written, without Grappler.
+
+    So they round as eager ops do. `Context.function_call_options`, `context.FunctionCallOptions`:
+    2.0 on.
+    """
+    if not tf.executing_eagerly():
+        yield
+        return
+    eager = context.context()
+    before = eager.function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    eager.function_call_options = context.FunctionCallOptions(before.executor_type, config)
+    try:
+        yield
+    finally:
+        eager.function_call_options = before
+
+
+def device() -> str:
+    """The device that eager ops are asked to run on. `Context.device_name`: 2.0 on."""
+    return context.context().device_name or ""
+
+
+def keras_mode() -> Any:
+    """Whether a Keras layer that is being called was told to train.
+
+    Keras 3: `global_state`'s "current_call_ctx"; `CallContext.training` to 3.11, `get_value` since.
+    """
+    state = sys.modules.get("keras.src.backend.common.global_state")
+    calling = state and state.get_global_attribute("current_call_ctx")
+    return getattr(calling, "training", None)
 
 
 def gradient_functions() -> list[tuple[Any, str]]:

@@ -48,6 +48,8 @@ def main() -> None:
         "xla gpu": tables.xla_table(read("xla"), "h100"),
         "xla cpu": tables.xla_table(read("xla"), "cpu"),
         "xla jax": tables.jax_table(read("xla")),
+        "xla gate": tables.gate_cost(read("xla")),
+        "eager": tables.eager_table(read("eager")),
         "goals": tables.goals_table(benchmark),
         "predictions": tables.predictions_table(benchmark),
         "rewriting": tables.rewriting_table(benchmark),
@@ -59,7 +61,7 @@ def main() -> None:
         "mutations": tables.mutations_table(read("mutations")),
         "machine": machine,
     }
-    for page in (ROOT / "README.md", DOCS / "results.md"):
+    for page in (ROOT / "README.md", DOCS / "results.md", DOCS / "by-hand.md"):
         text = page.read_text()
         for name, content in filled.items():
             begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"

@@ -360,9 +360,13 @@ def xla_table(results: dict, device: str) -> str:
     """What XLA's compiler for a device allocates for each step, ours and others'."""
     budgets = ("budget 0.7", "budget 0.5", "budget 0.35")
     others = ("tf.recompute_grad by block", "XLA's own rematerialisation")
-    shown = [way for way in others if any(device in rows.get(way, {}) for rows in results.values())]
+    shown = [
+        way
+        for way in others
+        if any(device in rows.get(way, {}) for rows in results["networks"].values())
+    ]
     rows = []
-    for label, ways in results.items():
+    for label, ways in results["networks"].items():
         if device not in ways["tf.gradients"]:
             continue
         plain = ways["tf.gradients"][device]["bytes"]
@@ -388,7 +392,7 @@ def xla_table(results: dict, device: str) -> str:
 def jax_table(results: dict) -> str:
     """The same networks written in JAX, by the same compiler."""
     rows = []
-    for label, ways in results.items():
+    for label, ways in results["networks"].items():
         found = {way: by["h100"]["bytes"] for way, by in ways.items() if "JAX" in way.upper()}
         if found:
             plans = (ways[way]["h100"]["bytes"] for way in ("memory", "speed"))
@@ -396,6 +400,10 @@ def jax_table(results: dict) -> str:
             rows.append([label, *row])
     header = ["step", "JAX", "every block", "dots saveable", "dots without batch"]
     return markdown([*header, "ours, `memory`", "ours, `speed`"], rows)
+
+
+def gate_cost(results: dict) -> str:
+    return f"A gate adds {results['gate_seconds'] * 1e6:.1f} µs to a program for this CPU."
 
 
 def compare_table(results: dict) -> str:
@@ -454,3 +462,30 @@ def mutations_table(results: dict) -> str:
         for one in lived
     ]
     return f"{said}\n\n{markdown(['not noticed', 'was', 'became'], rows)}" if rows else said
+
+
+def eager_table(results: dict) -> str:
+    """Parts by hand, eagerly and in a function."""
+    lines = []
+    for network, ways in results.items():
+        for way, row in ways.items():
+            plain = ways["plain, tf.function" if "function" in way else "plain"]["peak_bytes"]
+            lines.append(
+                [
+                    network if way == "plain" else "",
+                    way,
+                    f"{row['peak_bytes'] / 1e6:,.0f}",
+                    f"{plain / row['peak_bytes']:.1f}×",
+                    f"{row['time_ratio']:.2f}×",
+                    _off(row["differs"]),
+                ]
+            )
+    header = ["network", "blocks in", "peak MB", "of its plain", "time of plain eager", "gradients"]
+    return markdown(header, lines)
+
+
+def _off(differs: float | None) -> str:
+    """How far gradients are from those of the plain eager step."""
+    if differs is None:
+        return ""
+    return "equal" if differs == 0 else f"to {differs:.0e}"

@@ -15,9 +15,11 @@ import argparse
 import functools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,8 @@ import tensorflow as tf
 from rich.progress import track
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph import tf_private
-from memory_saving_gradients.graph.runtimes import described_gpu
+from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.graph.runtimes import described_gpu, gate
 from memory_saving_gradients.measure import compiled_temporaries
 from scripts.benchmarks.models import MODELS
 from test_models import Model, ResNet50
@@ -83,7 +85,10 @@ def planned(make: Callable[[], Model], batch: int, device: str, options: dict) -
         (plan,) = get_plans(step.get_concrete_function(*inputs).graph)
     except ValueError as error:  # no plan within the budget
         return {"error": str(error)}
+    graph = step.get_concrete_function(*inputs).graph
+    needed = order.dependencies(t.op for t in graph.outputs)  # not those of plans that were tried
     return {
+        "gates": sum(map(kinds.is_gate, needed)),
         "bytes": compiled_temporaries(step, *inputs, device=device),
         "budget_bytes": plan.budget_bytes,
         "predicted_bytes": plan.peak_bytes,
@@ -158,15 +163,47 @@ def rows_of(label: str) -> dict[str, dict[str, Any]]:
     return rows
 
 
+def gate_seconds(gates: int = 200, rounds: int = 20) -> float:
+    """What a gate adds to a program for this CPU: a chain of small ops with gates, and without."""
+
+    def chain(gated: bool) -> tf.types.experimental.GenericFunction:
+        @tf.function(jit_compile=True, autograph=False)
+        def run(x: tf.Tensor) -> tf.Tensor:
+            for _ in range(gates):
+                y = tf.sin(x)
+                if gated:
+                    (x,) = gate.passed([x], [y])
+                x = x + y
+            return x
+
+        return run
+
+    programs = {gated: chain(gated) for gated in (False, True)}
+    x = tf.ones([1024])
+    taken: dict[bool, list[float]] = {gated: [] for gated in programs}
+    for program in programs.values():
+        program(x)
+    for _ in range(rounds):
+        for gated, program in programs.items():
+            began = time.perf_counter()
+            program(x).numpy()
+            taken[gated].append(time.perf_counter() - began)
+    plain, with_gates = (statistics.median(taken[gated]) for gated in (False, True))
+    return (with_gates - plain) / gates
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=list(COMPILED), help="keep the other results")
+    parser.add_argument("--only", nargs="*", choices=list(COMPILED), help="keep the other results")
     options = parser.parse_args()
     output = Path(__file__).with_name("xla.json")
-    results = json.loads(output.read_text()) if options.only and output.exists() else {}
-    for label in track(options.only or COMPILED, description="models"):
-        results[label] = rows_of(label)
+    keep = options.only is not None and output.exists()
+    results = json.loads(output.read_text()) if keep else {"networks": {}}
+    results["gate_seconds"] = gate_seconds()
+    for label in track(COMPILED if options.only is None else options.only, description="networks"):
+        results["networks"][label] = rows_of(label)
         output.write_text(json.dumps(results, indent=1) + "\n")
+    output.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

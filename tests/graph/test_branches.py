@@ -2,11 +2,18 @@
 
 import functools
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients import GradientTape, get_plans, gradients, gradients_memory
-from memory_saving_gradients.measure import session_peak
+from memory_saving_gradients import (
+    BudgetError,
+    GradientTape,
+    get_plans,
+    gradients,
+    gradients_memory,
+)
+from memory_saving_gradients.measure import compiled_temporaries, session_peak
 from tests.cases import assert_same
 
 v1 = tf.compat.v1
@@ -133,6 +140,59 @@ def test_in_a_function_under_a_tape():
     for a, b in zip(ours, plain, strict=True):
         assert (a.numpy() == b.numpy()).all()
     assert plan.peak_bytes < 0.6 * plan.baseline_peak_bytes
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_budget_that_needs_what_is_inside_branches():
+    plain, plain_peak, _ = run(tf.gradients, one_branch)
+    ours, peak, (plan,) = run(functools.partial(gradients, memory_budget=0.6), one_branch)
+    assert_same(ours, plain)
+    assert peak < 0.65 * plain_peak
+    assert plan.peak_bytes <= plan.budget_bytes == pytest.approx(0.6 * plan.baseline_peak_bytes)
+    with pytest.raises(BudgetError):
+        run(functools.partial(gradients, memory_budget=0.01), one_branch)
+
+
+def compiled(differentiate, build):
+    """The compiled step of a network in branches, with its inputs; made without variables of v1."""
+    ws = tf.unstack(tf.random.stateless_normal((16, WIDTH, WIDTH), (1, 2), stddev=0.3))
+    x = tf.random.stateless_normal((ROWS, WIDTH), (3, 4))
+    variables = [tf.Variable(w) for w in ws]
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x):
+        loss = tf.reduce_mean(build(x, variables) ** 2)
+        return differentiate(loss, [x, *variables])
+
+    return step, x
+
+
+def reads_inside(x, ws):
+    return tf.cond(tf.reduce_sum(x) < 1e9, lambda: deep(x, ws), lambda: tf.cos(x))
+
+
+def two_branches(x, ws):
+    """The second begins with what the first made, and has its condition."""
+    reads = [tf.convert_to_tensor(w) for w in ws]
+    condition = tf.reduce_sum(x) < 1e9
+    h = tf.cond(condition, lambda: deep(x, reads[:8]), lambda: deep(x, reads[8:]) + x)
+    return tf.cond(condition, lambda: deep(tf.cos(h), reads[8:]), lambda: h)
+
+
+def not_taken(x, ws):
+    return tf.cond(tf.reduce_sum(x) > 1e9, lambda: deep(x, ws), lambda: deep(tf.cos(x), ws[8:]))
+
+
+@pytest.mark.parametrize("build", [reads_inside, two_branches, not_taken])
+@pytest.mark.parametrize("options", [{"checkpoints": "memory"}, {"memory_budget": 0.5}], ids=str)
+def test_layers_inside_a_compiled_branch_are_recomputed(build, options):
+    plain, x = compiled(tf.gradients, build)
+    ours, _ = compiled(functools.partial(gradients, **options), build)
+    for a, b in zip(ours(x), plain(x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+    (plan,) = get_plans(ours.get_concrete_function(x).graph)
+    assert plan.peak_bytes < 0.6 * plan.baseline_peak_bytes
+    assert compiled_temporaries(ours, x) < 0.7 * compiled_temporaries(plain, x)
 
 
 def test_a_saved_plan_recomputes_inside_branches_again(tmp_path):

@@ -54,7 +54,7 @@ def loss_of(outputs):
     return tf.add_n([tf.reduce_mean(w * tf.sin(y)) for w, y in zip(weights, outputs, strict=True)])
 
 
-def gradients_of(forward, inputs, variables, way=None):
+def gradients_of(forward, inputs, variables, way=None, eager=False):
     """The loss and gradients of one step, and the state that it leaves.
 
     Args:
@@ -62,6 +62,7 @@ def gradients_of(forward, inputs, variables, way=None):
         inputs: arrays.
         variables: all variables of it.
         way: a key of WAYS; None for TensorFlow's own tape.
+        eager: whether the step is no `tf.function`.
     """
     before = [tf.identity(v) for v in variables]
     keras.utils.set_random_seed(7)
@@ -78,8 +79,8 @@ def gradients_of(forward, inputs, variables, way=None):
     function = tf.function(step, autograph=False)
     tensors = [tf.constant(x) for x in inputs]
     try:
-        concrete = function.get_concrete_function(*tensors)
-        values = [value.numpy() for value in concrete(*tensors)]
+        run = step if eager else function.get_concrete_function(*tensors)
+        values = [value.numpy() for value in run(*tensors)]
         state = [v.numpy() for v in variables]
     finally:
         for variable, value in zip(variables, before, strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -58,7 +58,23 @@ def gate_node(
     node.attr["T"].list.type.extend(t.dtype.as_datatype_enum for t in tensors)
     node.attr["output_shapes"].list.shape.extend(t.shape.as_proto() for t in tensors)
     node.attr["parallel_iterations"].i = 1
+    node.attr[kinds.GATE].b = True
     return node
+
+
+def passed(tensors: Sequence[tf.Tensor], after: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors, there when all of `after` are, in a graph for XLA."""
+    may_pass = never(after)
+
+    @tf.custom_gradient
+    def through(*tensors: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable]:
+        given = {f"given/{i}:0": t for i, t in enumerate([may_pass, *tensors])}
+        node = gate_node("gate", [*given], [*given.values()])
+        graph_def = tf.compat.v1.GraphDef(node=[node])
+        (loop,) = tf.graph_util.import_graph_def(graph_def, given, [node.name], name="held")
+        return list(loop.outputs[1:]), lambda *grads: grads
+
+    return through(*tensors)
 
 
 @functools.cache
@@ -73,12 +89,12 @@ def _loop(specs: tuple[tuple[tuple | None, tf.DType], ...]) -> tuple:
         return condition.get_concrete_function(), body.get_concrete_function()
 
 
-def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> None:
-    """Makes `op` wait for `after` by its inputs that are neither in `kept` nor compile-time data.
+def hold_back(op: tf.Operation, until: Callable[[], tf.Tensor], kept: set[str]) -> None:
+    """Makes `op` wait by its inputs that are neither in `kept` nor compile-time data.
 
     Args:
         op: an op of the default graph.
-        after: what to wait for.
+        until: gives the `never` of what to wait for; called if something has to wait.
         kept: names of ops whose outputs need no holding back.
     """
     held = [
@@ -87,9 +103,8 @@ def hold_back(op: tf.Operation, after: Iterable[tf.Tensor], kept: set[str]) -> N
         if kinds.owner(tensor).op.name not in kept and may_wait(tensor)
     ]
     if held:
-        gate = never(after)
         for index, tensor in held:
-            later = tf.where(gate, tf.zeros((), tensor.dtype), tensor)
+            later = tf.where(until(), tf.zeros((), tensor.dtype), tensor)
             later.set_shape(tensor.shape)
             tf_private.update_input(op, index, later)
 

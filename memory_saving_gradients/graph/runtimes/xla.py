@@ -5,6 +5,7 @@ It drops control edges and orders the rest as it likes: only data holds an op ba
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -145,16 +146,27 @@ class _Gates(Holding):
         backward = self.backward
         gated = {*backward, *(op.name for op in copies.values())}
         previous: Sequence[tf.Tensor] = ()
+        known: dict[tuple[str, ...], tf.Tensor] = {}
+
+        def until(after: Sequence[tf.Tensor]) -> tf.Tensor:
+            """The `never` of these; one for all that wait for the same."""
+            names = tuple(t.name for t in after)
+            if names not in known:
+                known[names] = gate.never(after)
+            return known[names]
+
         with apart(graph, "gate"):
             for run in runs:
                 op = copies[run.copy] if run.copy else run.op
                 if run.copy and not any(t.op.name in gated for t in op.inputs):
-                    gate.hold_back(op, previous, gated)
+                    gate.hold_back(op, functools.partial(until, previous), gated)
                 elif not run.copy and op.type in _TRANSPOSES:
-                    gate.hold_back(op, [t for t in op.inputs if t.op.name in backward], gated)
+                    grads = [t for t in op.inputs if t.op.name in backward]
+                    gate.hold_back(op, functools.partial(until, grads), gated)
                 elif self.on_gpu and op.type in ("Conv2D", "Conv3D"):
                     image = op.inputs[0]
-                    gate.hold_back(op, [image], {*gated, kinds.owner(image).op.name})
+                    waiting = {*gated, kinds.owner(image).op.name}
+                    gate.hold_back(op, functools.partial(until, [image]), waiting)
                 elif op.type == "Slice" and op.name in backward:
                     gate.write_out(op)
                 previous = op.outputs

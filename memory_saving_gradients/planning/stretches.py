@@ -1,0 +1,54 @@
+"""Fewer stretches of recomputation, for runtimes in which each one has to be held back dearly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memory_saving_gradients.planning.problem import Problem, Schedule, copied
+from memory_saving_gradients.planning.simulate import simulate
+
+
+def stretches(problem: Problem, schedule: Schedule) -> list[tuple[int, int]]:
+    """Where a schedule recomputes: the first entry of each stretch and the one after its last."""
+    _, again = copied(problem, schedule)
+    steps = np.diff([0, *again, 0])
+    return list(
+        zip(np.flatnonzero(steps > 0).tolist(), np.flatnonzero(steps < 0).tolist(), strict=True)
+    )
+
+
+def fewer_stretches(problem: Problem, schedule: Schedule, most: int) -> Schedule:
+    """Has each stretch follow the one before it at once, where the peak allows that.
+
+    Copies read nothing that the backward pass makes, so they may come earlier; they live longer.
+    What both stretches recompute is recomputed once.
+
+    Args:
+        problem: the step.
+        schedule: a schedule of it.
+        most: what may be alive about such a stretch, in bytes.
+
+    Returns:
+        A schedule with no other runs.
+    """
+    runs = np.asarray(schedule).tolist()
+    places = stretches(problem, runs)
+    ends = [*(start for start, _ in places), len(runs)][1:]
+    found: list[tuple[list[int], list[int]]] = []  # a stretch, and what comes before the next one
+    head = runs[: places[0][0]] if places else runs
+    for (start, after), end in zip(places, ends, strict=True):
+        stretch, then = runs[start:after], runs[after:end]
+        if found:
+            *others, (before, between) = found
+            joined = [*before, *(op for op in stretch if op not in before)], [*between, *then]
+            until, tried = _joined(head, others), _joined(head, [*others, joined])
+            timeline = simulate(problem, [*tried, *runs[end:]]).timeline
+            if timeline[len(until) : len(tried)].max() <= most:
+                found[-1] = joined
+                continue
+        found.append((stretch, then))
+    return _joined(head, found)
+
+
+def _joined(head: list[int], parts: list[tuple[list[int], list[int]]]) -> list[int]:
+    return [*head, *(op for part in parts for runs in part for op in runs)]

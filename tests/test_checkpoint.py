@@ -1,0 +1,593 @@
+"""`checkpoint()`, as a user calls it: eagerly, in functions, in graphs, under XLA."""
+
+import contextlib
+import functools
+import gc
+import itertools
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memory_saving_gradients as msg
+from memory_saving_gradients import checkpoint
+from memory_saving_gradients.measure import compiled_temporaries, function_peak
+from tests.cases import assert_same
+
+WIDTH = 16
+
+
+@pytest.fixture
+def ws():
+    return [
+        tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (i, 1), stddev=0.3))
+        for i in range(3)
+    ]
+
+
+def x_of(seed=5, rows=8):
+    return tf.random.stateless_normal((rows, WIDTH), (seed, 2))
+
+
+def plainly(function, *args, policy=None, **kwargs):
+    return function(*args, **kwargs)
+
+
+def gradients_of(network, call, xs, persistent=False):
+    """What a network makes, and its gradients by tensors; `call` calls its parts."""
+    with tf.GradientTape(persistent=persistent) as tape:
+        for x in xs:
+            tape.watch(x)
+        y = network(call, *xs)
+    return y, tape.gradient(y, xs)
+
+
+# Networks: each calls parts by `call`, and is given weights and an input.
+
+
+def one_part(call, w, x):
+    return tf.reduce_sum(call(lambda x: tf.tanh(tf.tanh(x @ w) @ w), x) ** 2)
+
+
+def several_inputs(call, w, x):
+    """Some of which need no gradient."""
+    table = tf.constant(np.arange(WIDTH, dtype=np.float32))
+    index = tf.constant([3, 1, 2])
+
+    def part(x, w, table, index):
+        return tf.gather(tf.tanh(x @ w) * table, index)
+
+    return tf.reduce_sum(call(part, x, w, table, index) ** 2)
+
+
+def anything_in_nests(call, w, x):
+    def part(inputs, scale, *, how, extra=None):
+        assert how == "tanh"
+        assert extra == {"name": [1, None, "a"]}
+        h = getattr(tf, how)(inputs["x"] @ inputs["w"][0]) * scale
+        return {"h": h, "count": 3, "parts": (h[0], [h[1] * 2.0, None])}
+
+    made = call(part, {"x": x, "w": [w]}, 0.5, how="tanh", extra={"name": [1, None, "a"]})
+    assert made["count"] == 3
+    assert made["parts"][1][1] is None
+    return tf.reduce_sum(made["h"]) + tf.reduce_sum(made["parts"][1][0] ** 2)
+
+
+def unused_results(call, w, x):
+    def part(x):
+        h = tf.tanh(x @ w)
+        return h, tf.exp(h), tf.argmax(h, 1)
+
+    _, used, _ = call(part, x)
+    return tf.reduce_sum(used)
+
+
+def in_the_parts_of_a_part(call, w, x):
+    def inner(x):
+        return tf.sin(tf.tanh(x @ w))
+
+    def outer(x):
+        return call(inner, call(inner, x) + x) * 2.0
+
+    return tf.reduce_sum(call(outer, x) ** 2)
+
+
+def sparse_gradients(call, w, x):
+    return tf.reduce_sum(call(lambda x: tf.gather(w, [1, 1, 3]) * tf.reduce_mean(x), x) ** 2)
+
+
+def loops_and_branches(call, w, x):
+    def part(x):
+        _, x = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, tf.tanh(x @ w)), (0, x))
+        return tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.sin(x @ w), lambda: tf.cos(x))
+
+    return tf.reduce_sum(call(part, x) ** 2)
+
+
+def composite_tensors(call, w, x):
+    def part(ragged, w):
+        return tf.RaggedTensor.from_row_splits(tf.tanh(ragged.values @ w), ragged.row_splits)
+
+    ragged = tf.RaggedTensor.from_row_splits(x, [0, 3, 8])
+    return tf.reduce_sum(call(part, ragged, w).values ** 2)
+
+
+def written_with_statements(call, w, x):
+    """Python's `if` and `for` on tensors: AutoGraph's."""
+
+    def part(x):
+        h = tf.tanh(x @ w)
+        for _ in tf.range(2):
+            h = tf.sin(h)
+        if tf.reduce_sum(h) > 1e9:
+            h = h * 0.0
+        return h
+
+    return tf.reduce_sum(call(part, x) ** 2)
+
+
+def complex_numbers(call, w, x):
+    part = lambda x: tf.abs(tf.signal.fft(tf.complex(tf.sin(x @ w), x)))  # noqa: E731
+    return tf.reduce_sum(call(part, x))
+
+
+def with_its_own_gradient(call, w, x):
+    @tf.custom_gradient
+    def clipped(x):
+        return x, lambda g: tf.clip_by_value(g, -0.1, 0.1)
+
+    return tf.reduce_sum(call(lambda x: clipped(tf.tanh(x @ w)) * 3.0, x) ** 2)
+
+
+def a_function_within(call, w, x):
+    inner = tf.function(lambda x: tf.tanh(tf.sin(x @ w)))
+    return tf.reduce_sum(call(lambda x: inner(inner(x)), x) ** 2)
+
+
+NETWORKS = [
+    one_part,
+    several_inputs,
+    anything_in_nests,
+    unused_results,
+    in_the_parts_of_a_part,
+    sparse_gradients,
+    loops_and_branches,
+    composite_tensors,
+    written_with_statements,
+    complex_numbers,
+    with_its_own_gradient,
+    a_function_within,
+]
+
+
+def keep_products(op):
+    return op.type == "MatMul"
+
+
+POLICIES = {"none": None, "speed": "speed", "function": keep_products}
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("persistent", [False, True], ids=["once", "persistent"])
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_eager_gradients_are_those_of_the_tape(network, persistent, policy, ws):
+    call = functools.partial(checkpoint, policy=POLICIES[policy])
+    for seed in (5, 6):  # the second time it is not traced
+        xs = [ws[0], tf.Variable(x_of(seed))]
+        plain = gradients_of(network, plainly, xs)
+        ours = gradients_of(network, call, xs, persistent)
+        # Eagerly, a loop adds the gradients of its rounds in another order.
+        (assert_close if network is loops_and_branches else assert_same)(ours, plain)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_gradients_in_a_function(network, compiled, ws):
+    if compiled and network is loops_and_branches:
+        pytest.skip("XLA does not compile the gradient of a loop of unknown length")
+    xs = [ws[0], tf.Variable(x_of())]
+
+    def step(call):
+        run = tf.function(functools.partial(gradients_of, network, call, xs), jit_compile=compiled)
+        return run()
+
+    if compiled and network is written_with_statements:
+        pytest.skip("XLA does not compile the gradient of a loop of unknown length")
+    assert_close(step(checkpoint), step(plainly))
+
+
+def assert_close(ours, plain):
+    """Equal but for rounding: Grappler and XLA fuse the two programs differently."""
+    for a, b in zip(tf.nest.flatten(ours, True), tf.nest.flatten(plain, True), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-30))
+
+
+@pytest.mark.parametrize("ours", [tf.gradients, msg.gradients_memory], ids=["plain", "ours"])
+@pytest.mark.parametrize(
+    "network",
+    [network for network in NETWORKS if network is not written_with_statements],
+    ids=lambda network: network.__name__,
+)
+def test_gradients_in_a_graph(network, ours):
+    def run(call, differentiate):
+        with tf.Graph().as_default():
+            initial = tf.random.stateless_normal((WIDTH, WIDTH), (0, 1), stddev=0.3)
+            w = tf.Variable(initial)
+            x = x_of()
+            y = network(call, w, x)
+            grads = differentiate(y, [w, x])
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                return session.run([y, *grads])
+
+    assert_close(run(checkpoint, ours), run(plainly, tf.gradients))
+
+
+def dropped(x):
+    return tf.nn.dropout(tf.tanh(x), 0.5)
+
+
+@pytest.mark.parametrize("how", ["eager", "function", "xla"])
+def test_the_mask_of_dropout_is_that_of_the_forward_pass(how):
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = checkpoint(dropped, x)
+        return y, tape.gradient(y, x)
+
+    run = step if how == "eager" else tf.function(step, jit_compile=how == "xla")
+    x = x_of(rows=64)
+    for _ in range(2):
+        y, grad = run(x)
+        kept = np.asarray(y) != 0
+        assert 0.3 < kept.mean() < 0.7
+        expected = np.where(kept, 2.0 * (1.0 - np.tanh(x) ** 2), 0.0)
+        np.testing.assert_allclose(grad, expected, rtol=1e-4, atol=1e-5)
+    assert (np.asarray(run(x)[0]) != np.asarray(y)).any()
+
+
+@pytest.mark.parametrize("how", ["eager", "function", "graph"])
+def test_effects_happen_once(how, capfd):
+    with tf.Graph().as_default() if how == "graph" else contextlib.nullcontext():
+        count = tf.Variable(0)
+        x = tf.ones((2, 2))
+
+        def part(x):
+            count.assign_add(1)
+            tf.print("ran")
+            return tf.tanh(x) * tf.cast(count, tf.float32)
+
+        def step():
+            if how == "graph":
+                y = checkpoint(part, x)
+                return [y, *tf.gradients(y, x)]
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = checkpoint(part, x)
+            return y, tape.gradient(y, x)
+
+        if how == "graph":
+            with tf.compat.v1.Session() as session:
+                fetches = step()
+                session.run(count.initializer)
+                y, grad = session.run(fetches)
+                ran = session.run(count)
+        else:
+            y, grad = (step if how == "eager" else tf.function(step))()
+            ran = count.numpy()
+        assert ran == 1
+        np.testing.assert_allclose(y, np.tanh(np.ones((2, 2))), rtol=1e-6)
+        np.testing.assert_allclose(grad, 1.0 - np.tanh(np.ones((2, 2))) ** 2, rtol=1e-5)
+        assert capfd.readouterr().err.count("ran") == 1
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_variables_are_read_once(ws):
+    """What is assigned in between does not change the gradients."""
+
+    def run(call):
+        w, x = tf.Variable(ws[0]), tf.Variable(x_of())
+        with tf.GradientTape() as tape:
+            y = one_part(call, w, x)
+        w.assign(w * 2.0)
+        return tape.gradient(y, [w, x])
+
+    assert_same(run(checkpoint), run(plainly))
+
+
+@pytest.mark.parametrize("how", ["eager", "function", "xla"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("network", [one_part, several_inputs, unused_results, sparse_gradients])
+def test_gradients_of_gradients(network, policy, how, ws):
+    xs = [ws[0], tf.Variable(x_of())]
+
+    def second(call):
+        def run():
+            with tf.GradientTape() as outer:
+                _, first = gradients_of(network, call, xs)
+                squares = [tf.reduce_sum(tf.convert_to_tensor(g) ** 2) for g in first]
+            return [*first, *outer.gradient(squares, xs)]
+
+        return (run if how == "eager" else tf.function(run, jit_compile=how == "xla"))()
+
+    assert_close(second(functools.partial(checkpoint, policy=POLICIES[policy])), second(plainly))
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_what_a_part_closes_over_may_be_tensors(ws):
+    """Each call sees its own, and none is traced again for them."""
+    runs = itertools.count()
+
+    def run(call, x):
+        scale = tf.reduce_mean(x) + tf.ones((WIDTH,))
+
+        def part(x):
+            next(runs)
+            return tf.tanh(x * scale) @ ws[0]
+
+        return tf.reduce_sum(call(part, x))
+
+    for seed in range(3):
+        x = x_of(seed)
+        assert_same(
+            gradients_of(lambda call, x: run(call, x), checkpoint, [x]),
+            gradients_of(lambda call, x: run(call, x), plainly, [x]),
+        )
+    assert next(runs) == 3 + 1  # plainly three times, and traced once
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_variables_are_watched_however_they_come(ws):
+    """By closure, as arguments, as results."""
+    parts = {
+        "closure": lambda x: tf.tanh(x @ ws[0]),
+        "argument": functools.partial(lambda x, w: tf.tanh(x @ w), w=ws[0]),
+        "result": lambda x: ws[0],
+    }
+    x = x_of()
+    for part in parts.values():
+        with tf.GradientTape(persistent=True) as tape:
+            ours, plain = checkpoint(part, x), tf.convert_to_tensor(part(x))
+        assert_same([ours, tape.gradient(ours, ws[0])], [plain, tape.gradient(plain, ws[0])])
+
+
+def test_functions_that_are_made_anew_are_traced_once(ws):
+    runs = itertools.count()
+
+    def part(x, activation):
+        next(runs)
+        return activation(x @ ws[0])
+
+    x = x_of()
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            y = checkpoint(
+                lambda x: part(x, lambda h: tf.tanh(h)), x, policy=lambda op: op.type == "MatMul"
+            )
+        assert tape.gradient(y, ws[0]) is not None
+    assert next(runs) == 1
+
+
+def test_forward_mode(ws):
+    x = x_of()
+
+    def jvp(call):
+        with tf.autodiff.ForwardAccumulator(ws[0], tf.ones_like(ws[0])) as accumulator:
+            y = call(lambda x: tf.tanh(x @ ws[0]), x)
+        return accumulator.jvp(y)
+
+    np.testing.assert_allclose(jvp(checkpoint), jvp(plainly), rtol=1e-5)
+
+
+class Block:
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return self.body(x)
+
+    @checkpoint
+    def decorated(self, x):
+        return tf.tanh(x @ self.w)
+
+    @checkpoint(policy="speed")
+    def decorated_with_a_policy(self, x):
+        return tf.tanh(x @ self.w)
+
+    def body(self, x, repeat=1):
+        for _ in range(repeat):
+            x = tf.tanh(x @ self.w)
+        return x
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda block, x: checkpoint(block, x),
+        lambda block, x: checkpoint(block.body, x),
+        lambda block, x: checkpoint(functools.partial(block.body, repeat=1), x),
+        lambda block, x: block.decorated(x),
+        lambda block, x: block.decorated_with_a_policy(x),
+        lambda block, x: checkpoint(block.body)(x, repeat=1),
+    ],
+    ids=["callable", "method", "partial", "decorated", "with a policy", "wrapped"],
+)
+def test_ways_to_call_it(use, ws):
+    block, x = Block(ws[0]), x_of()
+    with tf.GradientTape(persistent=True) as tape:
+        ours, plain = use(block, x), block.body(x)
+    assert_same([tape.gradient(ours, ws[0])], [tape.gradient(plain, ws[0])])
+
+
+def test_objects_are_told_apart_and_let_go(ws):
+    x = x_of()
+    blocks = [Block(w) for w in ws]
+    with tf.GradientTape(persistent=True) as tape:
+        made = [checkpoint(block, x) for block in blocks]
+    for block, y, w in zip(blocks, made, ws, strict=True):
+        np.testing.assert_array_equal(y, block.body(x))
+        assert tape.gradient(y, w) is not None
+    ghosts = [weakref.ref(block) for block in blocks]
+    del blocks, block, made, y, tape
+    gc.collect()
+    assert [ghost() for ghost in ghosts] == [None] * 3
+
+
+def test_without_a_tape_it_is_a_call():
+    seen = []
+
+    def part(x):
+        seen.append(x)
+        return x.numpy() * 2
+
+    np.testing.assert_array_equal(checkpoint(part, tf.ones(3)), [2.0, 2.0, 2.0])
+    assert tf.executing_eagerly()
+    assert len(seen) == 1
+
+
+def test_a_part_without_gradients():
+    x = tf.ones((3, 3))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = checkpoint(lambda x: tf.argmax(x, 1), x)
+        z = checkpoint(lambda x: {"seven": 7, "none": None}, x)
+    np.testing.assert_array_equal(y, [0, 0, 0])
+    assert z == {"seven": 7, "none": None}
+    assert tape.gradient(y, x) is None
+
+
+def test_what_cannot_be_traced_says_so():
+    x = tf.ones(3)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with pytest.raises(AttributeError) as raised:
+            checkpoint(lambda x: x * x.numpy(), x)
+    assert "traces" in "".join(raised.value.__notes__)
+    assert "Leave it out of the part" in "".join(raised.value.__notes__)
+
+
+def test_a_fault_of_ours_leaves_the_part_as_it_is(monkeypatch, ws):
+    def failing(*args):
+        raise KeyError("fault")
+
+    monkeypatch.setattr(sys.modules[checkpoint.__module__], "split", failing)
+    xs = [ws[0], tf.Variable(x_of())]
+    with pytest.raises(KeyError):
+        gradients_of(one_part, checkpoint, xs)
+    monkeypatch.delenv("MEMORY_SAVING_GRADIENTS_STRICT")
+    with pytest.warns(UserWarning, match="KeyError: 'fault'.*one_part.*is called as it is"):
+        ours = gradients_of(one_part, checkpoint, xs)
+    assert_same(ours, gradients_of(one_part, plainly, xs))
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_tapes_of_different_things(ws):
+    """A part is taken apart anew for other inputs, and a loop is collected once all the same."""
+    x = tf.Variable(x_of())
+    with msg.patch("memory"):
+        for xs in ([ws[0], x], [x], [ws[0]]):
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(xs)
+                ours = loops_and_branches(checkpoint, ws[0], x)
+            with tf.GradientTape() as plain_tape:
+                plain = loops_and_branches(plainly, ws[0], x)
+            assert_close(tape.gradient(ours, xs), plain_tape.gradient(plain, xs))
+
+
+def test_wrong_calls():
+    x = tf.ones((2, 2))
+    with pytest.raises(TypeError, match=r"checkpoint\(block, x\), and not"):
+        checkpoint(x, x)
+    with pytest.raises(ValueError, match='unknown policy "fast"'):
+        checkpoint(tf.tanh, x, policy="fast")
+    with pytest.raises(TypeError, match="policy must be"):
+        checkpoint(tf.tanh, x, policy=3)
+    with pytest.raises(TypeError, match=r"keras\.Checkpoint"):
+        checkpoint(tf.tanh, tf.keras.Input((3,)))
+    with pytest.raises(TypeError, match="without inputs"):
+        checkpoint(tf.tanh)()
+
+
+BLOCKS, ROWS, WIDE = 12, 2048, 128
+
+
+def make_eager_step(around):
+    """A deep eager network in blocks; `around` stands around each."""
+    initial = tf.random.stateless_normal((BLOCKS, WIDE, WIDE), (1, 2), stddev=0.1)
+    weights = [tf.Variable(w) for w in tf.unstack(initial)]
+    x = tf.random.stateless_normal((ROWS, WIDE), (3, 4))
+
+    def block(x, w):
+        for _ in range(4):
+            x = tf.nn.dropout(tf.tanh(tf.sin(x) @ w), 0.1)
+        return x
+
+    def step():
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                if around == "checkpoint":
+                    h = checkpoint(block, h, w)
+                elif around == "recompute_grad":
+                    h = tf.recompute_grad(block)(h, w)
+                else:
+                    h = block(h, w)
+            loss = tf.reduce_mean(h)
+        return tape.gradient(loss, weights)
+
+    return step if around != "function" else tf.function(step)
+
+
+def test_an_eager_step_takes_less_memory():
+    ours, plain = (function_peak(make_eager_step, how) for how in ("checkpoint", "plain"))
+    assert ours < 0.25 * plain
+    masks = BLOCKS * 4 * ROWS * WIDE  # that draws them anew, so its gradients are wrong
+    assert ours - masks < 1.05 * function_peak(make_eager_step, "recompute_grad")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_xla_does_not_merge_the_parts_that_run_again(policy):
+    weights = [tf.Variable(tf.eye(WIDE)) for _ in range(8)]
+
+    def compiled(call):
+        @tf.function(jit_compile=True)
+        def step(x):
+            with tf.GradientTape() as tape:
+                for w in weights:
+                    x = call(lambda x, w: tf.sin(tf.tanh(tf.sin(tf.tanh(x @ w)) @ w)), x, w)
+                loss = tf.reduce_sum(x)
+            return tape.gradient(loss, weights)
+
+        return compiled_temporaries(step, tf.TensorSpec((ROWS, WIDE)))
+
+    ours = compiled(functools.partial(checkpoint, policy=POLICIES[policy]))
+    assert ours < (0.75 if policy == "none" else 0.95) * compiled(plainly)
+
+
+def test_beside_a_strategy_of_ours(ws):
+    """The part is one op to the plan, which recomputes what is around it."""
+
+    def network(call, x):
+        for w in ws:
+            x = tf.sin(tf.tanh(tf.sin(tf.tanh(x @ w))))
+            x = call(lambda x, w: tf.tanh(tf.sin(x @ w)), x, w)
+        return tf.reduce_sum(x)
+
+    def run(make_tape, call):
+        @tf.function(autograph=False)
+        def step(x):
+            with make_tape() as tape:
+                y = network(call, x)
+            return tape.gradient(y, ws)
+
+        x = x_of(rows=4096)
+        return step(x), msg.get_plans(step.get_concrete_function(x).graph)
+
+    ours, (plan,) = run(functools.partial(msg.GradientTape, checkpoints="memory"), checkpoint)
+    assert plan.recomputed
+    assert_close(ours, run(tf.GradientTape, plainly)[0])
