@@ -14,7 +14,7 @@ class RaggedSparse(Model):
     Hard: tensors of unknown size; segment sums; a product with a sparse matrix.
     """
 
-    def __init__(self, width: int = 64, layers: int = 8, vocabulary: int = 200, seed: int = 0):
+    def __init__(self, width: int = 64, layers: int = 16, vocabulary: int = 200, seed: int = 0):
         super().__init__(seed)
         self.width, self.layers, self.vocabulary = width, layers, vocabulary
 
