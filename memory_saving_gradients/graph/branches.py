@@ -17,7 +17,7 @@ from memory_saving_gradients.graph import calls, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.graph.runtimes.runtime import Runtime
-from memory_saving_gradients.graph.transplant import MissingInput, transplanted
+from memory_saving_gradients.graph.transplant import MissingInput, stand_in, transplanted
 
 _IFS = frozenset({"If", "StatelessIf"})
 _BRANCHES = ("then_branch", "else_branch")
@@ -188,7 +188,7 @@ class _Pair:
             ours = {t.name for t in (*self._forward.inputs, *self._forward.outputs)}
             for tensor in inputs:
                 if tensor.name in ours:
-                    given[tensor.name] = _placeholder(tensor, "input")
+                    given[tensor.name] = stand_in(tensor, "input")
                 else:
                     late.append(tensor)
             outer = dict(
@@ -206,7 +206,7 @@ class _Pair:
             values = transplanted(self._first, list(self._values.values()), known)
             first_new = len(body.get_operations())
             for i, tensor in enumerate(late):  # the gradients that come in
-                given[tensor.name] = _placeholder(tensor, f"grad_ys_{i}")
+                given[tensor.name] = stand_in(tensor, f"grad_ys_{i}")
             known = dict(zip(self._values, values, strict=True))
             for placeholder, tensor in zip(
                 self._second.inputs, self._backward.inputs[1:], strict=True
@@ -219,7 +219,3 @@ class _Pair:
         if results:
             inside(BackwardPass.since(first_new, results[0], results))
         return body
-
-
-def _placeholder(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    return tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, functions, order
 from memory_saving_gradients.graph.runtimes import gate
 from memory_saving_gradients.graph.shapes import Shapes
-from memory_saving_gradients.graph.transplant import transplanted
+from memory_saving_gradients.graph.transplant import stand_in, transplanted
 
 # Taken before anyone can replace it by ours.
 _gradients = tf.compat.v1.gradients
@@ -67,16 +67,15 @@ class Traced:
     ) -> None:
         self.body = body
         self._results = {made.name: t for made, t in zip(body.outputs, results, strict=True)}
-        given = body.inputs[: len(body.inputs) - len(captured)]
-        self._sources, self._tape = [*given, *captured], tape
+        self._given = len(body.inputs) - len(captured)
+        self._sources, self._tape = [*body.inputs[: self._given], *captured], tape
         self.effects = [op for op in body.get_operations() if not _is_free(op)]
 
     def gradients(
         self, ys: Sequence[tf.Tensor], by: Collection[int], grad_ys: Sequence[tf.Tensor]
     ) -> list:
         """The gradients by some inputs, added in the order of a tape where one knows them all."""
-        given = len(self._sources) - len(self.body.captures)
-        if any(i >= given and self._sources[i].dtype != tf.resource for i in by):
+        if any(i >= self._given and self._sources[i].dtype != tf.resource for i in by):
             return _gradients(ys, [self.body.inputs[i] for i in by], grad_ys)
         targets = [self._results.get(y.name, y) for y in ys]
         return self._tape.gradient(targets, [self._sources[i] for i in by], list(grad_ys))
@@ -98,12 +97,12 @@ def split(
     results = [*body.outputs]
     with body.as_default():
         ys = [t for t in results if is_differentiable(t)]
-        grad_ys = [_placeholder(y, f"grad_ys_{i}") for i, y in enumerate(ys)]
+        grad_ys = [stand_in(y, f"grad_ys_{i}") for i, y in enumerate(ys)]
         grads = traced.gradients(ys, by, grad_ys)
         kept = _kept(body, grads, grad_ys, keep)
         seen = [t for t in kept if is_differentiable(t)] if again else []
         if seen:
-            grad_seen = [_placeholder(t, f"grad_ys_{len(ys) + i}") for i, t in enumerate(seen)]
+            grad_seen = [stand_in(t, f"grad_ys_{len(ys) + i}") for i, t in enumerate(seen)]
             grad_ys = [*grad_ys, *grad_seen]
             grads = traced.gradients([*ys, *seen], by, grad_ys)
             known = _Named(kept)
@@ -148,10 +147,6 @@ class _Named:
 
     def __contains__(self, tensor: tf.Tensor) -> bool:
         return tensor.name in self._names
-
-
-def _placeholder(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    return tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
 
 
 def _known(tensors: Iterable[tf.Tensor], given: Iterable[tf.Tensor]) -> dict[str, tf.Tensor]:

@@ -9,6 +9,11 @@ import tensorflow as tf
 from memory_saving_gradients.graph import tf_private
 
 
+def stand_in(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """A placeholder like a tensor, in the default graph."""
+    return tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
+
+
 class MissingInput(Exception):
     """What shall be copied needs an input of the function that nothing stands for."""
 
