@@ -13,160 +13,28 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients import checkpoint
-from memory_saving_gradients.measure import compiled_temporaries, function_peak
 from tests.cases import assert_same
-
-WIDTH = 16
+from tests.parts import (
+    NETWORKS,
+    POLICIES,
+    WIDTH,
+    assert_close,
+    gradients_of,
+    loops_and_branches,
+    one_part,
+    plainly,
+    several_inputs,
+    sparse_gradients,
+    unused_results,
+    weights,
+    written_with_statements,
+    x_of,
+)
 
 
 @pytest.fixture
 def ws():
-    return [
-        tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (i, 1), stddev=0.3))
-        for i in range(3)
-    ]
-
-
-def x_of(seed=5, rows=8):
-    return tf.random.stateless_normal((rows, WIDTH), (seed, 2))
-
-
-def plainly(function, *args, policy=None, **kwargs):
-    return function(*args, **kwargs)
-
-
-def gradients_of(network, call, xs, persistent=False):
-    """What a network makes, and its gradients by tensors; `call` calls its parts."""
-    with tf.GradientTape(persistent=persistent) as tape:
-        for x in xs:
-            tape.watch(x)
-        y = network(call, *xs)
-    return y, tape.gradient(y, xs)
-
-
-# Networks: each calls parts by `call`, and is given weights and an input.
-
-
-def one_part(call, w, x):
-    return tf.reduce_sum(call(lambda x: tf.tanh(tf.tanh(x @ w) @ w), x) ** 2)
-
-
-def several_inputs(call, w, x):
-    """Some of which need no gradient."""
-    table = tf.constant(np.arange(WIDTH, dtype=np.float32))
-    index = tf.constant([3, 1, 2])
-
-    def part(x, w, table, index):
-        return tf.gather(tf.tanh(x @ w) * table, index)
-
-    return tf.reduce_sum(call(part, x, w, table, index) ** 2)
-
-
-def anything_in_nests(call, w, x):
-    def part(inputs, scale, *, how, extra=None):
-        assert how == "tanh"
-        assert extra == {"name": [1, None, "a"]}
-        h = getattr(tf, how)(inputs["x"] @ inputs["w"][0]) * scale
-        return {"h": h, "count": 3, "parts": (h[0], [h[1] * 2.0, None])}
-
-    made = call(part, {"x": x, "w": [w]}, 0.5, how="tanh", extra={"name": [1, None, "a"]})
-    assert made["count"] == 3
-    assert made["parts"][1][1] is None
-    return tf.reduce_sum(made["h"]) + tf.reduce_sum(made["parts"][1][0] ** 2)
-
-
-def unused_results(call, w, x):
-    def part(x):
-        h = tf.tanh(x @ w)
-        return h, tf.exp(h), tf.argmax(h, 1)
-
-    _, used, _ = call(part, x)
-    return tf.reduce_sum(used)
-
-
-def in_the_parts_of_a_part(call, w, x):
-    def inner(x):
-        return tf.sin(tf.tanh(x @ w))
-
-    def outer(x):
-        return call(inner, call(inner, x) + x) * 2.0
-
-    return tf.reduce_sum(call(outer, x) ** 2)
-
-
-def sparse_gradients(call, w, x):
-    return tf.reduce_sum(call(lambda x: tf.gather(w, [1, 1, 3]) * tf.reduce_mean(x), x) ** 2)
-
-
-def loops_and_branches(call, w, x):
-    def part(x):
-        _, x = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, tf.tanh(x @ w)), (0, x))
-        return tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.sin(x @ w), lambda: tf.cos(x))
-
-    return tf.reduce_sum(call(part, x) ** 2)
-
-
-def composite_tensors(call, w, x):
-    def part(ragged, w):
-        return tf.RaggedTensor.from_row_splits(tf.tanh(ragged.values @ w), ragged.row_splits)
-
-    ragged = tf.RaggedTensor.from_row_splits(x, [0, 3, 8])
-    return tf.reduce_sum(call(part, ragged, w).values ** 2)
-
-
-def written_with_statements(call, w, x):
-    """Python's `if` and `for` on tensors: AutoGraph's."""
-
-    def part(x):
-        h = tf.tanh(x @ w)
-        for _ in tf.range(2):
-            h = tf.sin(h)
-        if tf.reduce_sum(h) > 1e9:
-            h = h * 0.0
-        return h
-
-    return tf.reduce_sum(call(part, x) ** 2)
-
-
-def complex_numbers(call, w, x):
-    part = lambda x: tf.abs(tf.signal.fft(tf.complex(tf.sin(x @ w), x)))  # noqa: E731
-    return tf.reduce_sum(call(part, x))
-
-
-def with_its_own_gradient(call, w, x):
-    @tf.custom_gradient
-    def clipped(x):
-        return x, lambda g: tf.clip_by_value(g, -0.1, 0.1)
-
-    return tf.reduce_sum(call(lambda x: clipped(tf.tanh(x @ w)) * 3.0, x) ** 2)
-
-
-def a_function_within(call, w, x):
-    inner = tf.function(lambda x: tf.tanh(tf.sin(x @ w)))
-    return tf.reduce_sum(call(lambda x: inner(inner(x)), x) ** 2)
-
-
-NETWORKS = [
-    one_part,
-    several_inputs,
-    anything_in_nests,
-    unused_results,
-    in_the_parts_of_a_part,
-    sparse_gradients,
-    loops_and_branches,
-    composite_tensors,
-    written_with_statements,
-    complex_numbers,
-    with_its_own_gradient,
-    a_function_within,
-]
-
-
-def keep_products(op):
-    return op.type == "MatMul"
-
-
-POLICIES = {"none": None, "speed": "speed", "function": keep_products}
+    return weights()
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -197,13 +65,6 @@ def test_gradients_in_a_function(network, compiled, ws):
     if compiled and network is written_with_statements:
         pytest.skip("XLA does not compile the gradient of a loop of unknown length")
     assert_close(step(checkpoint), step(plainly))
-
-
-def assert_close(ours, plain):
-    """Equal but for rounding: Grappler and XLA fuse the two programs differently."""
-    for a, b in zip(tf.nest.flatten(ours, True), tf.nest.flatten(plain, True), strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1e-30))
 
 
 @pytest.mark.parametrize("ours", [tf.gradients, msg.gradients_memory], ids=["plain", "ours"])
@@ -511,83 +372,3 @@ def test_wrong_calls():
         checkpoint(tf.tanh, tf.keras.Input((3,)))
     with pytest.raises(TypeError, match="without inputs"):
         checkpoint(tf.tanh)()
-
-
-BLOCKS, ROWS, WIDE = 12, 2048, 128
-
-
-def make_eager_step(around):
-    """A deep eager network in blocks; `around` stands around each."""
-    initial = tf.random.stateless_normal((BLOCKS, WIDE, WIDE), (1, 2), stddev=0.1)
-    weights = [tf.Variable(w) for w in tf.unstack(initial)]
-    x = tf.random.stateless_normal((ROWS, WIDE), (3, 4))
-
-    def block(x, w):
-        for _ in range(4):
-            x = tf.nn.dropout(tf.tanh(tf.sin(x) @ w), 0.1)
-        return x
-
-    def step():
-        with tf.GradientTape() as tape:
-            h = x
-            for w in weights:
-                if around == "checkpoint":
-                    h = checkpoint(block, h, w)
-                elif around == "recompute_grad":
-                    h = tf.recompute_grad(block)(h, w)
-                else:
-                    h = block(h, w)
-            loss = tf.reduce_mean(h)
-        return tape.gradient(loss, weights)
-
-    return step if around != "function" else tf.function(step)
-
-
-def test_an_eager_step_takes_less_memory():
-    ours, plain = (function_peak(make_eager_step, how) for how in ("checkpoint", "plain"))
-    assert ours < 0.25 * plain
-    masks = BLOCKS * 4 * ROWS * WIDE  # that draws them anew, so its gradients are wrong
-    assert ours - masks < 1.05 * function_peak(make_eager_step, "recompute_grad")
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_xla_does_not_merge_the_parts_that_run_again(policy):
-    weights = [tf.Variable(tf.eye(WIDE)) for _ in range(8)]
-
-    def compiled(call):
-        @tf.function(jit_compile=True)
-        def step(x):
-            with tf.GradientTape() as tape:
-                for w in weights:
-                    x = call(lambda x, w: tf.sin(tf.tanh(tf.sin(tf.tanh(x @ w)) @ w)), x, w)
-                loss = tf.reduce_sum(x)
-            return tape.gradient(loss, weights)
-
-        return compiled_temporaries(step, tf.TensorSpec((ROWS, WIDE)))
-
-    ours = compiled(functools.partial(checkpoint, policy=POLICIES[policy]))
-    assert ours < (0.75 if policy == "none" else 0.95) * compiled(plainly)
-
-
-def test_beside_a_strategy_of_ours(ws):
-    """The part is one op to the plan, which recomputes what is around it."""
-
-    def network(call, x):
-        for w in ws:
-            x = tf.sin(tf.tanh(tf.sin(tf.tanh(x @ w))))
-            x = call(lambda x, w: tf.tanh(tf.sin(x @ w)), x, w)
-        return tf.reduce_sum(x)
-
-    def run(make_tape, call):
-        @tf.function(autograph=False)
-        def step(x):
-            with make_tape() as tape:
-                y = network(call, x)
-            return tape.gradient(y, ws)
-
-        x = x_of(rows=4096)
-        return step(x), msg.get_plans(step.get_concrete_function(x).graph)
-
-    ours, (plan,) = run(functools.partial(msg.GradientTape, checkpoints="memory"), checkpoint)
-    assert plan.recomputed
-    assert_close(ours, run(tf.GradientTape, plainly)[0])
