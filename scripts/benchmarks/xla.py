@@ -4,7 +4,9 @@ Needs the extra `xla-gpu`. Bytes are those of temporaries, by the compilers' own
 runs. Beside our plans stand what else recomputes: `tf.recompute_grad` around the network's blocks,
 XLA's own rematerialisation (the program of the plain step on a GPU with too little memory), and
 `jax.checkpoint` around the same blocks written in JAX. Keras's `RematScope` raises in a compiled
-`fit`, so it has no row.
+`fit`, so it has no row. Floating point operations are XLA's count of the programs handed over,
+for plans that no compile was asked of: those that were tried and given up stay in a program as dead
+code.
 
 Writes xla.json beside this file, from which scripts/benchmarks/render.py makes a table.
 """
@@ -27,10 +29,11 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
+from jax._src.lib import _jax, xla_client
 from rich.progress import track
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.runtimes import described_gpu, gate
 from memory_saving_gradients.measure import compiled_temporaries
 from scripts.benchmarks.models import MODELS
@@ -85,10 +88,7 @@ def planned(make: Callable[[], Model], batch: int, device: str, options: dict) -
         (plan,) = get_plans(step.get_concrete_function(*inputs).graph)
     except ValueError as error:  # no plan within the budget
         return {"error": str(error)}
-    graph = step.get_concrete_function(*inputs).graph
-    needed = order.dependencies(t.op for t in graph.outputs)  # not those of plans that were tried
     return {
-        "gates": sum(map(kinds.is_gate, needed)),
         "bytes": compiled_temporaries(step, *inputs, device=device),
         "budget_bytes": plan.budget_bytes,
         "predicted_bytes": plan.peak_bytes,
@@ -101,8 +101,10 @@ def _dear(plan: Any) -> list[str]:
     return [op.name for op in plan.problem.ops if op.expensive]
 
 
-def by_block(make: Callable[[], Model], batch: int) -> int | None:
-    """The bytes with `tf.recompute_grad` around each block of a network; None if it names none."""
+def blockwise(
+    make: Callable[[], Model], batch: int
+) -> tuple[tf.types.experimental.GenericFunction, list[tf.Tensor]] | None:
+    """The step with `tf.recompute_grad` around each block of a network; None if it names none."""
     model = make()
     model.loss(*(tf.constant(array) for array in model.example(batch)))  # makes the variables
     around: list[Callable] = []
@@ -113,8 +115,39 @@ def by_block(make: Callable[[], Model], batch: int) -> int | None:
 
     model.block = block  # type: ignore[method-assign]
     step, inputs = function_of(model, batch, tf.gradients)
-    size = compiled_temporaries(step, *inputs, device=GPU)
-    return size if around else None
+    step.get_concrete_function(*inputs)
+    return (step, inputs) if around else None
+
+
+def program_of(step: tf.types.experimental.GenericFunction, inputs: list[tf.Tensor]) -> bytes:
+    """What TensorFlow hands to XLA, as an `HloModuleProto` that StableHLO can tell."""
+    program = step.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized")
+    return tf_private.for_stablehlo(program)
+
+
+def operations(step: tf.types.experimental.GenericFunction, inputs: list[tf.Tensor]) -> float:
+    """The floating point operations of what TensorFlow hands to XLA."""
+    computation = xla_client.XlaComputation(program_of(step, inputs))
+    client = xla_client.make_cpu_client()
+    return _jax.hlo_module_cost_analysis(client, computation.get_hlo_module())["flops"]
+
+
+def work_of(label: str) -> dict[str, dict[str, Any]]:
+    """What each way computes, against the plain step, and how many gates it has."""
+    (make, batch), _ = COMPILED[label]
+    plain = operations(*function_of(make(), batch, tf.gradients))
+    rows: dict[str, dict[str, Any]] = {}
+    for way in ("memory", "speed"):
+        differentiate = functools.partial(gradients, device=GPU, checkpoints=way)
+        step, inputs = function_of(make(), batch, differentiate)
+        ops = step.get_concrete_function(*inputs).graph.get_operations()
+        rows[way] = {
+            "gates": sum(map(kinds.is_gate, ops)),
+            "work": operations(step, inputs) / plain,
+        }
+    if (found := blockwise(make, batch)) is not None:
+        rows["tf.recompute_grad by block"] = {"work": operations(*found) / plain}
+    return rows
 
 
 def described(path: Path, memory: int | None = None) -> int:
@@ -128,9 +161,8 @@ def described(path: Path, memory: int | None = None) -> int:
 def by_xla(make: Callable[[], Model], batch: int, folder: Path, plain: int) -> int:
     """The fewest bytes that XLA's own rematerialisation reaches."""
     step, inputs = function_of(make(), batch, tf.gradients)
-    program = step.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized")
     path = folder / "plain.hlo"
-    path.write_bytes(tf_private.for_stablehlo(program))
+    path.write_bytes(program_of(step, inputs))
     return min(described(path, int(share * plain)) for share in _LIMITS)
 
 
@@ -155,7 +187,9 @@ def rows_of(label: str) -> dict[str, dict[str, Any]]:
     plain = rows["tf.gradients"][GPU]["bytes"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if (size := by_block(make, batch)) is not None:
+        if (found := blockwise(make, batch)) is not None:
+            step, inputs = found
+            size = compiled_temporaries(step, *inputs, device=GPU)
             rows["tf.recompute_grad by block"] = {GPU: {"bytes": size}}
         rows["XLA's own rematerialisation"] = {GPU: {"bytes": by_xla(make, batch, folder, plain)}}
         for way, size in in_jax(network, folder) if network else ():
@@ -198,10 +232,11 @@ def main() -> None:
     options = parser.parse_args()
     output = Path(__file__).with_name("xla.json")
     keep = options.only is not None and output.exists()
-    results = json.loads(output.read_text()) if keep else {"networks": {}}
+    results = json.loads(output.read_text()) if keep else {"networks": {}, "work": {}}
     results["gate_seconds"] = gate_seconds()
     for label in track(COMPILED if options.only is None else options.only, description="networks"):
         results["networks"][label] = rows_of(label)
+        results["work"][label] = work_of(label)
         output.write_text(json.dumps(results, indent=1) + "\n")
     output.write_text(json.dumps(results, indent=1) + "\n")
 
