@@ -39,6 +39,7 @@ setup(
     package_data={"memory_saving_gradients": ["py.typed"]},
     install_requires=[
         f"tensorflow>={TESTED[0]},<={TESTED[1]}.99",
+        "llvmlite",
         "networkx>=3.0",
         "numba",
         "numpy",

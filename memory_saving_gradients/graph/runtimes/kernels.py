@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 
+import llvmlite.binding
 import numpy as np
 import tensorflow as tf
 
@@ -30,7 +31,8 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
     The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
     `conv_grad_input_ops` (Eigen kernels): as many images are unrolled at a time as fill the
     last-level cache; those of volumes do it alike (`conv_grad_ops_3d`). oneDNN's kernels, for
-    float32 and bfloat16, take far less and count as none. `Einsum` transposes.
+    float32 and bfloat16, take far less and count as none, but for the filters' gradients of volumes
+    without AVX-512. `Einsum` transposes.
 
     Args:
         op: the op.
@@ -57,8 +59,8 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
         one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
         images = 1 if one_image else math.ceil(_L3_BYTES / size / work)
         return images * unrolled * size
-    if op.type in ("Conv3DBackpropFilterV2", "Conv3DBackpropInputV2") and not onednn_enabled():
-        return _unrolled_volumes(op, shape)
+    if op.type in ("Conv3DBackpropFilterV2", "Conv3DBackpropInputV2"):
+        return (_unrolled_volume if onednn_enabled() else _unrolled_volumes)(op, shape)
     if op.type == "Pow" and np.all(tf.get_static_value(op.inputs[1]) == 3):
         # Grappler makes x * x**2 of it.
         return math.prod(shape(op.outputs[0])) * size
@@ -67,6 +69,28 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
         operands = [math.prod(shape(tensor)) for tensor in op.inputs]
         return size * _transposed(equation, operands, math.prod(shape(op.outputs[0])))
     return 0
+
+
+def _unrolled_volume(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes that oneDNN's gradient of a 3-D convolution, without AVX-512, unrolls a volume into.
+
+    It is of the filters: a volume with its channels first, and a layer of it unrolled
+    (`gemm_convolution_utils.cpp`). Each thread that has run one keeps it; one counts here.
+    """
+    kernel = op.outputs[0].shape.as_list()
+    if op.type != "Conv3DBackpropFilterV2" or None in kernel or _has_avx512():
+        return 0
+    layer = math.prod(shape(op.inputs[2])[2:4]) * math.prod(kernel[:4])
+    return (math.prod(shape(op.inputs[0])[1:]) + layer) * op.outputs[0].dtype.size
+
+
+def _has_avx512() -> bool:
+    """Whether oneDNN has AVX-512 here: the processor does, and `ONEDNN_MAX_CPU_ISA` leaves it."""
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    return bool(
+        allowed.startswith(("ALL", "DEFAULT", "AVX512", "AVX10"))
+        and llvmlite.binding.get_host_cpu_features().get("avx512f")
+    )
 
 
 def _unrolled_volumes(op: tf.Operation, shape: ShapeOf) -> int:
