@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds, tf_private
+from memory_saving_gradients.graph import calls, kinds, tf_private
 from memory_saving_gradients.graph.inline import inlined_calls
 from memory_saving_gradients.graph.runtimes import gate
 from memory_saving_gradients.graph.split import Policy, Split, Traced, is_differentiable, split
@@ -80,6 +80,8 @@ def checkpoint(
         return function(*args, **kwargs)
     # What is traced in a graph belongs to it.
     part = _parts.get(called, keep, _Part) if eager else _Part(called, keep)
+    if eager and part.serves_one_call:
+        part = _Part(called, keep)
     return part(called, eager)
 
 
@@ -130,7 +132,12 @@ _Tape = tf.GradientTape
 
 
 class _Part:
-    """A part, traced for one signature."""
+    """A part, traced for one signature.
+
+    Attributes:
+        serves_one_call: whether it can be called only once, as its gradient reads what Python keeps
+            of the last call.
+    """
 
     def __init__(self, called: Called, keep: Policy) -> None:
         self._keep = keep
@@ -157,6 +164,8 @@ class _Part:
                     "cannot be traced. Leave it out of the part."
                 )
                 raise
+        self.serves_one_call = calls.serves_one_call(traced.graph)
+        self._in_a_loop = calls.keeps_the_last_round(traced.graph)
         self._traced = Traced(traced.graph, traced.captured_inputs, *made)
         self._captured = [*traced.captured_inputs]
         self._variables = [*traced.graph.variables]
@@ -173,6 +182,13 @@ class _Part:
         )
         count = len(self._traced.body.outputs)
         if not by or not any(map(is_differentiable, self._traced.body.outputs)):
+            return called.run(called.tensors)
+        if eager and self._in_a_loop:
+            warn(
+                f"memory_saving_gradients: {self._name} has a tf.py_function in a loop or branch, "
+                "which a traced part could not differentiate, so checkpoint() calls it as it is: "
+                "its gradients are right and no memory is saved. Leave the loop out of the part."
+            )
             return called.run(called.tensors)
         parts = self._split(inputs, by, tf_private.may_be_differentiated_again(inputs))
         if parts is None:

@@ -15,6 +15,10 @@ from memory_saving_gradients.graph import tf_private
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
+#: Registered as stateless, though only the user's Python function knows.
+_STATE_IN_PYTHON = frozenset({"PyFuncStateless"})
+#: Python keeps what their gradients read, under a key that is fixed when they are traced.
+_KEYED_BY_TRACE = frozenset({"EagerPyFunc"})
 
 _calling: dict[str, bool] = {}  # by type of op
 _stateful: dict[str, bool] = {}
@@ -68,7 +72,7 @@ def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> 
     """
     if not calls(op):
         if op.type not in _stateful:
-            _stateful[op.type] = op.op_def.is_stateful
+            _stateful[op.type] = op.op_def.is_stateful or op.type in _STATE_IN_PYTHON
         return not _stateful[op.type]
     inside = _inside(op)
     if not inside or not all(one.type in _READS or may_repeat(one) for one in inside):
@@ -76,6 +80,20 @@ def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> 
     if not _handles(op):
         return True
     return later is not None and all(writer in later for writer in writers(op))
+
+
+def serves_one_call(graph: tf.Graph) -> bool:
+    """Whether a second call of a traced function takes away what the gradient of the first reads.
+
+    So it is with `tf.py_function`: its gradient reads what the last call kept.
+    """
+    return any(op.type in _KEYED_BY_TRACE for op in graph.get_operations())
+
+
+def keeps_the_last_round(graph: tf.Graph) -> bool:
+    """Whether a gradient of a traced function reads only what the last round of a loop kept."""
+    inside = (one for op in graph.get_operations() for one in _inside(op))
+    return any(one.type in _KEYED_BY_TRACE for one in inside)
 
 
 def writers(op: tf.Operation) -> list[tf.Operation]:
@@ -87,18 +105,18 @@ def _handles(op: tf.Operation) -> list[tf.Tensor]:
     return [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
 
 
-def _flattened(graph: tf.Graph) -> Iterator[tf.Operation]:
+def flattened(graph: tf.Graph) -> Iterator[tf.Operation]:
     """The ops of a function, with those of the functions that it calls in their place."""
     for op in graph.get_operations():
         called = bodies(op)
         for body in called:
-            yield from _flattened(body)
+            yield from flattened(body)
         if not called:
             yield op
 
 
 def _inside(op: tf.Operation) -> list[tf.Operation]:
-    return [one for body in bodies(op) for one in _flattened(body)]
+    return [one for body in bodies(op) for one in flattened(body)]
 
 
 def _only_reads(op: tf.Operation) -> bool:

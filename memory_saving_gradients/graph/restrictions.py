@@ -15,7 +15,6 @@ _SWITCHES = frozenset({"Switch", "RefSwitch"})
 _BEGINS = _SWITCHES | {"Enter", "RefEnter"}
 _ENDS = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
 _COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
-_SIDE_EFFECTS = frozenset({"PyFuncStateless", "EagerPyFunc", "PyFunc"})
 
 
 def conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
@@ -88,7 +87,6 @@ def pinned(
         if (
             not calls.may_repeat(op, later)
             or op.type in kinds.SOURCES
-            or op.type in _SIDE_EFFECTS
             or op in conditional
             or any(t.dtype in handles or tf_private.is_reference(t) for t in touched)
             or not step.runtime.may_copy(op)
