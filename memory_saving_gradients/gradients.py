@@ -161,7 +161,7 @@ def differentiated(
     _check_in_a_graph(ys, variables)
     graph = tf.compat.v1.get_default_graph()
     return differentiate(
-        lambda: _tf_gradients(ys, variables, **arguments), ys, graph, options, planned
+        lambda: _tf_gradients(ys, variables, **arguments), ys, variables, graph, options, planned
     )
 
 

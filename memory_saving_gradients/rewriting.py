@@ -7,8 +7,10 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import tensorflow as tf
 
 from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.decide import decide, is_worth_it, peak
@@ -41,12 +43,14 @@ class Asked:
         wish: what to plan for it.
         replica: the replica that it belongs to, under a distribution strategy.
         planned: called with the plan, if one was applied.
+        variables: the reference variables that each result is a gradient by, by its name.
     """
 
     backward: BackwardPass
     wish: Wish
     replica: Any
     planned: Callable[[Plan], object]
+    variables: Mapping[str, Sequence[tf.Operation]]
 
 
 def plan_and_rewrite(

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +23,7 @@ import tensorflow as tf
 from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.checkpoints import forward_operations
 from memory_saving_gradients.decide import WrongPlan
-from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph import order, references, tf_private
 from memory_saving_gradients.graph.backward import (
     BackwardPass,
     share_activations,
@@ -59,6 +59,7 @@ _looked_at = contextvars.ContextVar("looked_at", default=None)
 def differentiate(
     call: Callable[[], Any],
     ys: Any,
+    xs: Any,
     graph: tf.Graph,
     options: Options,
     planned: Callable[[Plan], object] = lambda plan: None,
@@ -70,6 +71,7 @@ def differentiate(
     Args:
         call: differentiates in `graph`, the default graph; returns gradients in any structure.
         ys: what it differentiates: tensors in any structure.
+        xs: what it differentiates by; the gradients have its structure.
         graph: the graph.
         options: what the user asks for.
         planned: called with the plan, if one is applied.
@@ -104,6 +106,7 @@ def differentiate(
         wish,
         tf.distribute.get_replica_context(),
         planned,
+        _reference_variables(xs, grads, graph),
     )
     if tf_private.at_end_of_trace(graph, _finish_trace, asked):
         return grads
@@ -117,6 +120,16 @@ def _tensors(grads: Any, graph: tf.Graph) -> list[tf.Tensor]:
     """The tensors of a graph in gradients of any structure."""
     flat = tf.nest.flatten(grads, expand_composites=True)
     return [t for t in flat if getattr(t, "graph", None) is graph]
+
+
+def _reference_variables(xs: Any, grads: Any, graph: tf.Graph) -> dict[str, list[tf.Operation]]:
+    """The reference variables that each tensor of the gradients is one by, by its name."""
+    found: dict[str, list[tf.Operation]] = {}
+    for x, grad in zip(tf.nest.flatten(xs), tf.nest.flatten(grads), strict=True):
+        variable = references.variable_of(x)
+        for tensor in _tensors(grad, graph) if variable is not None else ():
+            found.setdefault(tensor.name, []).append(variable)
+    return found
 
 
 def plan_updates(updates: tf.Operation) -> None:
@@ -182,6 +195,8 @@ def _save_memory(asked: Sequence[Asked]) -> dict[str, tf.Tensor]:
             _under_way.last = dataclasses.replace(one, backward=step), edits
         pairs = zip(one.backward.results, step.results, strict=True)
         moved |= {before.name: after for before, after in pairs if before is not after}
+        if saves and one.variables:
+            moved |= _after_last_reads(one, moved)
         chosen = WHAT.get(plan.strategy, "")
         logger.info("%s%s%s", plan, "" if saves else " (not applied)", chosen and f"; {chosen}")
         if saves or one.wish.budget is not None:
@@ -192,6 +207,16 @@ def _save_memory(asked: Sequence[Asked]) -> dict[str, tf.Tensor]:
         else:
             warn(why_nothing_is_saved(plan))
     return moved
+
+
+def _after_last_reads(one: Asked, moved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """What takes the place of gradients by reference variables, by the name of those."""
+    results = {t.name: moved.get(t.name, t) for t in one.backward.results}
+    step = order.dependencies(t.op for t in results.values())
+    return {
+        name: references.after_last_read(results[name], variables, step)
+        for name, variables in one.variables.items()
+    }
 
 
 @contextlib.contextmanager

@@ -127,6 +127,7 @@ class GradientTape(tf.GradientTape):
         return differentiate(
             lambda: plain(target, sources, output_gradients, unconnected_gradients),
             target,
+            sources,
             tf.compat.v1.get_default_graph(),
             options,
             self._planned,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, kinds, order, tf_private
+from memory_saving_gradients.graph import calls, kinds, order, references, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.buffers import Buffers
 
@@ -72,6 +72,7 @@ def pinned(
     """
     pinned = set()
     later = frozenset(step.graph.get_operations()[step.end :]) if step.traced else None
+    changing = references.reads_that_change(operations, step.needed)
     drawn: dict[tf.Operation, int] = {}  # the bytes of the random numbers that an op depends on
     for op in operations:
         inputs = [t for t in op.inputs if buffers.bytes(t)]
@@ -88,6 +89,7 @@ def pinned(
             not calls.may_repeat(op, later)
             or op.type in kinds.SOURCES
             or op in conditional
+            or op in changing
             or any(t.dtype in handles or tf_private.is_reference(t) for t in touched)
             or not step.runtime.may_copy(op)
             or out_bytes < drawn.get(op, 0)

@@ -286,6 +286,11 @@ def in_control_flow(op: tf.Operation) -> bool:
     return context is not None and not context.IsXLAContext()
 
 
+def made_by_differentiation(op: tf.Operation) -> bool:
+    """Whether a v1 graph got `op` from `tf.gradients`. `Operation._original_op`: 1.0 on."""
+    return op._original_op is not None
+
+
 def is_reference(tensor: tf.Tensor) -> bool:
     """Whether `tensor` is a v1 reference variable. `DType._is_ref_dtype`: 1.0 on."""
     return tensor.dtype._is_ref_dtype
