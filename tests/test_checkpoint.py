@@ -67,6 +67,24 @@ def test_gradients_in_a_function(network, compiled, ws):
     assert_close(step(checkpoint), step(plainly))
 
 
+def test_what_a_part_calls_lives_as_long_as_the_graph():
+    """The loop's gradient calls functions of TensorFlow's own, which nothing else holds."""
+
+    def part(x, w):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, tf.tanh(a @ w)), [0, x])[1]
+
+    def step(call, x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            y = call(part, call(part, x, w), w)
+        return tape.gradient(y, w)
+
+    given = x_of(), tf.eye(16) * 0.5
+    ours = tf.function(functools.partial(step, checkpoint)).get_concrete_function(*given)
+    gc.collect()
+    assert_close(ours(*given), step(plainly, *given))
+
+
 @pytest.mark.parametrize("ours", [tf.gradients, msg.gradients_memory], ids=["plain", "ours"])
 @pytest.mark.parametrize(
     "network",

@@ -261,6 +261,15 @@ def function_graph(graph: tf.Graph, name: str) -> Any:
     return known[name]
 
 
+def share_functions(graph: tf.Graph, other: tf.Graph) -> None:
+    """Has another graph know the functions that ops of `graph` call, and keep them alive.
+
+    `Graph._functions`: 1.0 on. `Graph._add_function_recursive`: 2.12 on.
+    """
+    for function in [*graph._functions.values()]:
+        other._add_function_recursive(function)
+
+
 def is_registered(op_type: str) -> bool:
     """Whether TensorFlow has an op of that type; else it is the name of a function.
 

@@ -72,10 +72,9 @@ def transplanted(
         controls.extend((name, other) for other in before)
     created = [op.name for op in function.get_operations() if op.name in found]
     graph_def = tf.compat.v1.GraphDef(
-        node=[found[name] for name in created],
-        versions=function.graph_def_versions,
-        library=function.as_graph_def().library,
+        node=[found[name] for name in created], versions=function.graph_def_versions
     )
+    tf_private.share_functions(function, tf.compat.v1.get_default_graph())
     names = [t.name for t in wanted if t.name not in known]
     given = {f"known/{name}": tensor for name, tensor in used.items()}
     made = tf.graph_util.import_graph_def(graph_def, given, [*names, *created], name="inlined")
