@@ -12,7 +12,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, kinds, tf_private
 from memory_saving_gradients.graph.inline import inlined_calls
 from memory_saving_gradients.graph.runtimes import gate
-from memory_saving_gradients.graph.split import Policy, Split, Traced, is_differentiable, split
+from memory_saving_gradients.graph.split import Policy, Split, effects, is_differentiable, split
 from memory_saving_gradients.saving import STRICT
 from memory_saving_gradients.signatures import Cache, Called, flattened, packed
 from memory_saving_gradients.warning import warn
@@ -127,10 +127,6 @@ def _check(called: Called) -> None:
             )
 
 
-# Taken before anyone can replace it by ours.
-_Tape = tf.GradientTape
-
-
 class _Part:
     """A part, traced for one signature.
 
@@ -144,15 +140,10 @@ class _Part:
         self._result: Any = None
         self._name = called.name
         self._splits: dict[tuple, Split | None] = {}
-        made: list = []
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            with _Tape(persistent=True) as tape:
-                tape.watch([t for t in tensors if is_differentiable(t)])
-                self._result = tf.nest.map_structure(_value, called.run(tensors))
-            results = [t for t in flattened(self._result) if tf.is_tensor(t)]
-            made[:] = results, tape
-            return results
+            self._result = tf.nest.map_structure(_value, called.run(tensors))
+            return [t for t in flattened(self._result) if tf.is_tensor(t)]
 
         with inlined_calls():
             try:
@@ -166,7 +157,8 @@ class _Part:
                 raise
         self.serves_one_call = calls.serves_one_call(traced.graph)
         self._in_a_loop = calls.keeps_the_last_round(traced.graph)
-        self._traced = Traced(traced.graph, traced.captured_inputs, *made)
+        self._body = traced.graph
+        self._effects = effects(traced.graph)
         self._captured = [*traced.captured_inputs]
         self._variables = [*traced.graph.variables]
 
@@ -180,8 +172,8 @@ class _Part:
             if (is_differentiable(t) or t.dtype == tf.resource)
             and (not eager or tf_private.is_recorded(t))
         )
-        count = len(self._traced.body.outputs)
-        if not by or not any(map(is_differentiable, self._traced.body.outputs)):
+        count = len(self._body.outputs)
+        if not by or not any(map(is_differentiable, self._body.outputs)):
             return called.run(called.tensors)
         if eager and self._in_a_loop:
             warn(
@@ -200,7 +192,7 @@ class _Part:
         if (by, again) not in self._splits:
             found = None
             try:
-                found = split(self._traced, inputs, by, self._keep, again)
+                found = split(self._body, self._effects, inputs, by, self._keep, again)
             except Exception as error:
                 if os.environ.get(STRICT):
                     raise

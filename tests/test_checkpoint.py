@@ -196,6 +196,26 @@ def test_gradients_of_gradients(network, policy, how, ws):
     assert_close(second(functools.partial(checkpoint, policy=POLICIES[policy])), second(plainly))
 
 
+@pytest.mark.parametrize("how", ["eager", "function"])
+def test_a_part_that_differentiates_control_flow_itself(how, ws):
+    def squared_gradient(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, tf.tanh(a @ w)), [0, x])[1]
+            y = tf.cond(y[0, 0] < 9.0, lambda: tf.sin(y @ w), lambda: y)
+        return y * tape.gradient(y, x) ** 2
+
+    xs = [tf.Variable(ws[0]), tf.Variable(x_of())]
+
+    def run(call):
+        step = functools.partial(
+            gradients_of, lambda call, w, x: call(squared_gradient, x, w), call, xs
+        )
+        return (step if how == "eager" else tf.function(step))()
+
+    assert_close(run(checkpoint), run(plainly))
+
+
 @pytest.mark.usefixtures("deterministic")
 def test_what_a_part_closes_over_may_be_tensors(ws):
     """Each call sees its own, and none is traced again for them."""

@@ -48,69 +48,47 @@ class Split:
     held: tuple[int, ...]
 
 
-class Traced:
-    """A traced function, to be differentiated.
-
-    Args:
-        body: its `FuncGraph`.
-        captured: what it captured, the last of its inputs.
-        results: its results, as `tape` knows them.
-        tape: a persistent tape that watched its other inputs and its variables.
-    """
-
-    def __init__(
-        self,
-        body: Any,
-        captured: Sequence[tf.Tensor],
-        results: Sequence[tf.Tensor],
-        tape: tf.GradientTape,
-    ) -> None:
-        self.body = body
-        self._results = {made.name: t for made, t in zip(body.outputs, results, strict=True)}
-        self._given = len(body.inputs) - len(captured)
-        self._sources, self._tape = [*body.inputs[: self._given], *captured], tape
-        self.effects = [op for op in body.get_operations() if not _is_free(op)]
-
-    def gradients(
-        self, ys: Sequence[tf.Tensor], by: Collection[int], grad_ys: Sequence[tf.Tensor]
-    ) -> list:
-        """The gradients by some inputs, added in the order of a tape where one knows them all."""
-        if any(i >= self._given and self._sources[i].dtype != tf.resource for i in by):
-            return _gradients(ys, [self.body.inputs[i] for i in by], grad_ys)
-        targets = [self._results.get(y.name, y) for y in ys]
-        return self._tape.gradient(targets, [self._sources[i] for i in by], list(grad_ys))
+def effects(body: Any) -> list[tf.Operation]:
+    """The ops of a function that run whether their outputs are needed or not."""
+    return [op for op in body.get_operations() if not _is_free(op)]
 
 
 def split(
-    traced: Traced, examples: Sequence[tf.Tensor], by: Collection[int], keep: Policy, again: bool
+    body: Any,
+    effects: Sequence[tf.Operation],
+    examples: Sequence[tf.Tensor],
+    by: Collection[int],
+    keep: Policy,
+    again: bool,
 ) -> Split:
     """Splits a traced function.
 
     Args:
-        traced: the function, to which this adds ops.
+        body: its `FuncGraph`, to which this adds ops.
+        effects: its effects, before this added any.
         examples: what it will be called with, one for each of its inputs.
         by: the inputs to differentiate by, by index.
         keep: says of an op whether it must not run again.
         again: whether the gradients may be differentiated.
     """
-    body = traced.body
     results = [*body.outputs]
     with body.as_default():
         ys = [t for t in results if is_differentiable(t)]
         grad_ys = [stand_in(y, f"grad_ys_{i}") for i, y in enumerate(ys)]
-        grads = traced.gradients(ys, by, grad_ys)
+        xs = [body.inputs[i] for i in by]
+        grads = _gradients(ys, xs, grad_ys)
         kept = _kept(body, grads, grad_ys, keep)
         seen = [t for t in kept if is_differentiable(t)] if again else []
         if seen:
             grad_seen = [stand_in(t, f"grad_ys_{len(ys) + i}") for i, t in enumerate(seen)]
             grad_ys = [*grad_ys, *grad_seen]
-            grads = traced.gradients([*ys, *seen], by, grad_ys)
+            grads = _gradients([*ys, *seen], xs, grad_ys)
             known = _Named(kept)
             kept += [t for t in _kept(body, grads, grad_ys, keep) if t not in known]
 
     def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
         known = _known(body.inputs, inputs)
-        return transplanted(body, [*results, *kept], known, also=traced.effects)
+        return transplanted(body, [*results, *kept], known, also=effects)
 
     def backward(*inputs: tf.Tensor) -> list:
         known = _known([*body.inputs, *kept, *grad_ys], inputs)

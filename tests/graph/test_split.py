@@ -5,7 +5,7 @@ import collections
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients.graph.split import Traced, split
+from memory_saving_gradients.graph.split import effects, split
 
 ROWS, WIDTH = 32, 16
 
@@ -14,17 +14,13 @@ def traced(part, keep=lambda op: False, again=False):
     """A part of an input and a weight, split."""
     w = tf.Variable(tf.eye(WIDTH))
 
-    def run(x):
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(x)
-            made[:] = [part(x, w)], tape
-        return made[0]
-
-    made = []
-    concrete = tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec((ROWS, WIDTH)))
+    concrete = tf.function(lambda x: part(x, w), autograph=False).get_concrete_function(
+        tf.TensorSpec((ROWS, WIDTH))
+    )
     inputs = [tf.ones((ROWS, WIDTH)), *concrete.captured_inputs]
     return split(
-        Traced(concrete.graph, concrete.captured_inputs, *made),
+        concrete.graph,
+        effects(concrete.graph),
         inputs,
         range(len(inputs)),
         keep,
