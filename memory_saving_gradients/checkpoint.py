@@ -202,6 +202,14 @@ class _Part:
                     "right and no memory is saved. Please report it to the authors, with the part "
                     f"if you can; {STRICT}=1 in the environment raises the error instead."
                 )
+            if found is not None and not found.saves:
+                found = None
+                warn(
+                    f"memory_saving_gradients: checkpoint() saves nothing of {self._name}, so it "
+                    "is called as it is: what its gradients need is its inputs, or must not be "
+                    "computed again (random numbers, state), or the policy keeps it. Put more "
+                    "layers into the part, or leave checkpoint() out."
+                )
             self._splits[by, again] = found
         return self._splits[by, again]
 

@@ -410,3 +410,20 @@ def test_wrong_calls():
         checkpoint(tf.tanh, tf.keras.Input((3,)))
     with pytest.raises(TypeError, match="without inputs"):
         checkpoint(tf.tanh)()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [lambda x, w: x @ w, lambda x, w: tf.nn.dropout(x, 0.5), lambda x, w: tf.tanh(x @ w)],
+    ids=["a product", "a dropout", "policy"],
+)
+def test_where_nothing_is_saved_the_part_is_called_as_it_is(part, ws):
+    policy = (lambda op: True) if part.__code__.co_names == ("tf", "tanh") else None
+    x, w = tf.Variable(x_of()), tf.Variable(ws[0])
+    with pytest.warns(UserWarning, match="saves nothing of .*lambda"), tf.GradientTape() as tape:
+        tf.random.set_seed(1)
+        y = checkpoint(part, x, w, policy=policy)
+    with tf.GradientTape() as plain:
+        tf.random.set_seed(1)
+        expected = part(x, w)
+    assert_close([y, tape.gradient(y, x)], [expected, plain.gradient(expected, x)])

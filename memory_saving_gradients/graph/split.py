@@ -10,7 +10,7 @@ PyTorch's `torch.compile` (H. He and others, "Min-cut optimal recomputation", 20
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
@@ -40,12 +40,14 @@ class Split:
             differentiated itself: by index.
         held: which of the inputs and then of what is kept have to be held back from the backward
             function where only data holds: all but variables. By index.
+        saves: whether clearly less is kept than the function's own gradient would keep.
     """
 
     forward: Callable[..., list]
     backward: Callable[..., list]
     seen: tuple[int, ...]
     held: tuple[int, ...]
+    saves: bool
 
 
 def effects(body: Any) -> list[tf.Operation]:
@@ -77,14 +79,16 @@ def split(
         grad_ys = [stand_in(y, f"grad_ys_{i}") for i, y in enumerate(ys)]
         xs = [body.inputs[i] for i in by]
         grads = _gradients(ys, xs, grad_ys)
-        kept = _kept(body, grads, grad_ys, keep)
+        needed = _needed(body, grads, grad_ys)
+        kept = _kept(body, needed, keep)
         seen = [t for t in kept if is_differentiable(t)] if again else []
         if seen:
             grad_seen = [stand_in(t, f"grad_ys_{len(ys) + i}") for i, t in enumerate(seen)]
             grad_ys = [*grad_ys, *grad_seen]
             grads = _gradients([*ys, *seen], xs, grad_ys)
             known = _Named(kept)
-            kept += [t for t in _kept(body, grads, grad_ys, keep) if t not in known]
+            needed = _needed(body, grads, grad_ys)
+            kept += [t for t in _kept(body, needed, keep) if t not in known]
 
     def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
         known = _known(body.inputs, inputs)
@@ -110,6 +114,7 @@ def split(
             for i, t in enumerate([*body.inputs, *kept])
             if gate.may_wait(t) and t.op.type != "ReadVariableOp"
         ),
+        _total_bytes(kept, body) < _WORTH_IT * _total_bytes(needed.values(), body),
     )
 
 
@@ -141,10 +146,8 @@ def _is_free(op: tf.Operation) -> bool:
     return op.type == "Placeholder" or op.type.startswith("ReadVariable") or calls.may_repeat(op)
 
 
-def _kept(
-    body: Any, grads: Sequence[Any], grad_ys: Sequence[tf.Tensor], keep: Policy
-) -> list[tf.Tensor]:
-    """What to keep, so that all else that the gradients need can run again."""
+def _needed(body: Any, grads: Sequence[Any], grad_ys: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """What the gradients read of the function, its inputs left out, by name."""
     given = _Named(body.inputs)
     backward = {t.op for t in grad_ys}
     for op in body.get_operations():
@@ -159,6 +162,12 @@ def _kept(
             reached.add(op)
             waiting.extend(t.op for t in op.inputs if t.op in backward)
             needed |= {t.name: t for t in op.inputs if t.op not in backward and t not in given}
+    return needed
+
+
+def _kept(body: Any, needed: Mapping[str, tf.Tensor], keep: Policy) -> list[tf.Tensor]:
+    """What to keep, so that all else that the gradients need can run again."""
+    given = _Named(body.inputs)
     once: dict[str, tf.Tensor] = {}
     seen: dict[str, tf.Tensor] = {}
     waiting = [*needed.values()]
@@ -187,6 +196,15 @@ def _kept(
     _, (before, after) = nx.minimum_cut(network, "once", "needed")
     before &= nx.descendants(network, "once")
     return [t for name, t in seen.items() if (name, "in") in before and (name, "out") in after]
+
+
+# The share of the bytes of a plain gradient that may be kept at most.
+_WORTH_IT = 0.95
+
+
+def _total_bytes(tensors: Iterable[tf.Tensor], body: Any) -> int:
+    shapes = Shapes(body.get_operations())
+    return sum(_bytes(t, shapes) for t in tensors)
 
 
 def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
