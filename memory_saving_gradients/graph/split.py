@@ -208,8 +208,8 @@ def _total_bytes(tensors: Iterable[tf.Tensor], body: Any) -> int:
 
 
 def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
-    """What it takes to keep a tensor; what was read of a variable is the variable's own memory."""
-    if tensor.op.type == "ReadVariableOp":
+    """What it takes to keep a tensor; constants and what was read of a variable are there anyway."""
+    if tensor.op.type in ("ReadVariableOp", "Const"):
         return 0
     held = tensor.dtype == tf.variant
     return functions.held_bytes(tensor, shapes) if held else shapes.bytes(tensor)
