@@ -208,7 +208,7 @@ def _total_bytes(tensors: Iterable[tf.Tensor], body: Any) -> int:
 
 
 def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
-    """What it takes to keep a tensor; constants and what was read of a variable are there anyway."""
+    """What it takes to keep a tensor; constants and values of variables are there anyway."""
     if tensor.op.type in ("ReadVariableOp", "Const"):
         return 0
     held = tensor.dtype == tf.variant
