@@ -42,6 +42,7 @@ from tensorflow.python.ops import (
     gradients_util,
     resource_variable_ops,
 )
+from tensorflow.python.saved_model import save
 from tensorflow.python.training import optimizer
 
 
@@ -343,6 +344,25 @@ def _end_trace(manager: Any, *exception: Any) -> None:
 
 # A `with` looks its `__exit__` up when it begins, so this is in place before any trace.
 auto_control_deps.AutomaticControlDependencies.__exit__ = _end_trace
+
+
+def save_without(gradient: str) -> None:
+    """Has `tf.saved_model.save` leave out a registered gradient, which has no graph to be saved.
+
+    What is loaded names it still. `saved_model.save._iterate_op_types`: 2.7 on.
+
+    Args:
+        gradient: the name that it is registered by.
+    """
+    of_function = save._iterate_op_types
+
+    @functools.wraps(of_function)
+    def but_that_one(function: Any) -> Iterator[tuple[Any, tf.Operation]]:
+        for name, op in of_function(function):
+            if tf.compat.as_str(name) != gradient:
+                yield name, op
+
+    save._iterate_op_types = but_that_one
 
 
 _undo = threading.local()  # `edits`: what takes back the edits of this thread, newest last
