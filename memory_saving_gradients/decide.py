@@ -7,6 +7,7 @@ import functools
 import itertools
 
 from memory_saving_gradients.graph.read import Reading
+from memory_saving_gradients.graph.tf_private import Refusal
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
@@ -20,7 +21,7 @@ from memory_saving_gradients.why import unreachable
 _WORTH_IT = 0.99
 
 
-class WrongPlan(ValueError):
+class WrongPlan(Refusal, ValueError):
     """A given plan is one for another graph."""
 
 

@@ -46,6 +46,18 @@ from tensorflow.python.saved_model import save
 from tensorflow.python.training import optimizer
 
 
+class Refusal(Exception):
+    """What was asked for cannot be had. It arrives as it was raised, from wherever that was.
+
+    AutoGraph makes an error of another type of what it does not know, unless that has
+    `ag_pass_through` (`autograph.impl.api`: 2.2 on); so does a Keras layer that is being called,
+    unless it has `_keras_call_info_injected` (`traceback_utils`: Keras 2.7 on).
+    """
+
+    ag_pass_through = True
+    _keras_call_info_injected = True
+
+
 def onednn_enabled() -> bool:
     """Whether CPU kernels come from oneDNN (`TF_ENABLE_ONEDNN_OPTS`). `IsMklEnabled`: 1.x on."""
     return bool(test_util.IsMklEnabled())
