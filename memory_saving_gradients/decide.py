@@ -51,6 +51,7 @@ def decide(reading: Reading, wish: Wish) -> Plan:
         batch_size=reading.batch_size,
         batch_assumed=reading.batch_size is not None and wish.sizes.assumed,
         growth=reading.growth,
+        baseline_one_thread_bytes=reading.one_thread,
         labels=reading.labels,
     )
 
