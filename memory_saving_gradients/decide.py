@@ -16,6 +16,7 @@ from memory_saving_gradients.planning.frontier import cheaper_than
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
+from memory_saving_gradients.progress import shown
 from memory_saving_gradients.warning import warn
 from memory_saving_gradients.why import unreachable
 
@@ -76,6 +77,16 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
         problem,
     )
     return _answer(question), [t.name for t in kept]
+
+
+def by_memory(plan: Plan) -> Plan | None:
+    """What "memory" gives for the step of a plan whose checkpoints were given; None for others."""
+    if plan.strategy not in ("collection", "list", "policy"):
+        return None
+    problem = plan.problem
+    question = _Question(problem.structure, "memory", None, None, None, UNBOUNDED, problem)
+    with shown(f'memory_saving_gradients: planning {len(problem.ops)} ops by "memory"'):
+        return Plan.of("memory", problem, _answer(question))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import forward_operations
+from memory_saving_gradients.decide import by_memory
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.backward import (
     BackwardPass,
@@ -184,9 +185,9 @@ def _save_memory(asked: Sequence[Asked]) -> dict[str, tf.Tensor]:
             record_plan(graph, plan)
             one.planned(plan)
             if saves_little(plan):
-                warn(why_little_is_saved(plan))
+                warn(why_little_is_saved(plan, by_memory(plan)))
         else:
-            warn(why_nothing_is_saved(plan))
+            warn(why_nothing_is_saved(plan, by_memory(plan)))
     return moved
 
 
