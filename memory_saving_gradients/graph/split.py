@@ -16,13 +16,10 @@ from typing import Any
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, functions, order
+from memory_saving_gradients.graph import calls, functions, order, tf_private
 from memory_saving_gradients.graph.runtimes import gate
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.transplant import stand_in, transplanted
-
-# Taken before anyone can replace it by ours.
-_gradients = tf.compat.v1.gradients
 
 #: Whether the outputs of an op are to be kept.
 Policy = Callable[[tf.Operation], bool]
@@ -76,7 +73,7 @@ class Traced:
     ) -> list:
         """The gradients by some inputs, added in the order of a tape where one knows them all."""
         if any(i >= self._given and self._sources[i].dtype != tf.resource for i in by):
-            return _gradients(ys, [self.body.inputs[i] for i in by], grad_ys)
+            return tf_private.GRADIENTS(ys, [self.body.inputs[i] for i in by], grad_ys)
         targets = [self._results.get(y.name, y) for y in ys]
         return self._tape.gradient(targets, [self._sources[i] for i in by], list(grad_ys))
 

@@ -235,6 +235,12 @@ def keras_mode() -> Any:
     return getattr(calling, "training", None)
 
 
+#: `tf.compat.v1.gradients`, taken before anyone can replace it by ours. Not from there: that module
+#: would remember what was read, and `tf.__dict__["gradients"] = ...` do nothing any more.
+#: `ops.gradients.gradients`: 1.0 on.
+GRADIENTS = gradients.gradients
+
+
 def gradient_functions() -> list[tuple[Any, str]]:
     """(module, name) of all by which TensorFlow, its optimizers and Keras get or apply gradients.
 
