@@ -7,6 +7,8 @@ import numbers
 import re
 from typing import Any
 
+from memory_saving_gradients.graph.tf_private import Refusal
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)}
 
@@ -18,7 +20,7 @@ _UNDERSTOOD = (
 LEAST_BYTES = 2**20
 
 
-class BudgetError(ValueError):
+class BudgetError(Refusal, ValueError):
     """No plan within the budget was found; the graph is as `tf.gradients` leaves it.
 
     Attributes:

@@ -226,6 +226,7 @@ def _value(result: Any) -> Any:
 def _differentiable(parts: Split, count: int, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The `count` results of the forward function, whose gradients the backward one makes."""
     seen: list[tf.Tensor] = []  # as tapes know it
+    outer = inputs
 
     @tf.custom_gradient
     def run(*inputs: tf.Tensor) -> Any:
@@ -242,7 +243,9 @@ def _differentiable(parts: Split, count: int, inputs: Sequence[tf.Tensor]) -> li
                 for t, grad in zip(outputs, grads, strict=True)
                 if is_differentiable(t)
             ]
-            again = _held_back([*inputs, *kept], parts.held, given)
+            # SavedModel cannot save a gradient that reads a resource which is an argument.
+            known = [o if o.dtype == tf.resource else t for o, t in zip(outer, inputs, strict=True)]
+            again = _held_back([*known, *kept], parts.held, given)
             with tf_private.unoptimised():
                 found = parts.backward(*again, *given)
             return found if variables is None else (found, [None] * len(variables))

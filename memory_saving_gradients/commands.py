@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import measure
 from memory_saving_gradients.batches import max_batch
+from memory_saving_gradients.decide import by_memory
 from memory_saving_gradients.options import Options
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.progress import bar
@@ -39,7 +40,7 @@ def report(options: argparse.Namespace) -> None:
     for plan in plans:
         plan.summary()
         if saves_little(plan):
-            print(f"\n{why_little_is_saved(plan)}")
+            print(f"\n{why_little_is_saved(plan, by_memory(plan))}")
     if options.measure:
         print("\n" + _measured(options))
     plan = max(plans, key=lambda plan: plan.peak_bytes)

@@ -7,20 +7,24 @@ import functools
 import itertools
 
 from memory_saving_gradients.graph.read import Reading
+from memory_saving_gradients.graph.tf_private import Refusal
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.planning import runs
 from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
 from memory_saving_gradients.planning.frontier import cheaper_than
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
+from memory_saving_gradients.progress import shown
+from memory_saving_gradients.warning import warn
 from memory_saving_gradients.why import unreachable
 
 # A plan that promises less than this is not applied: predictions are no better.
 _WORTH_IT = 0.99
 
 
-class WrongPlan(ValueError):
+class WrongPlan(Refusal, ValueError):
     """A given plan is one for another graph."""
 
 
@@ -48,6 +52,7 @@ def decide(reading: Reading, wish: Wish) -> Plan:
         batch_size=reading.batch_size,
         batch_assumed=reading.batch_size is not None and wish.sizes.assumed,
         growth=reading.growth,
+        baseline_one_thread_bytes=reading.one_thread,
         labels=reading.labels,
     )
 
@@ -74,6 +79,16 @@ def _schedule(reading: Reading, wish: Wish, budget: int | None) -> tuple[Schedul
     return _answer(question), [t.name for t in kept]
 
 
+def by_memory(plan: Plan) -> Plan | None:
+    """What "memory" gives for the step of a plan whose checkpoints were given; None for others."""
+    if plan.strategy not in ("collection", "list", "policy"):
+        return None
+    problem = plan.problem
+    question = _Question(problem.structure, "memory", None, None, None, UNBOUNDED, problem)
+    with shown(f'memory_saving_gradients: planning {len(problem.ops)} ops by "memory"'):
+        return Plan.of("memory", problem, _answer(question))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Question:
     """What a planner is asked; equal for two problems that differ in names alone."""
@@ -91,7 +106,11 @@ class _Question:
 def _answer(question: _Question) -> Schedule:
     """The schedule; replicas of a model, and a graph that is traced again, get the same one."""
     problem, kept = question.problem, question.kept
-    if question.budget is not None or question.max_overhead is not None:
+    bounded = question.budget is not None or question.max_overhead is not None
+    if kept is not None and not bounded:
+        return keep_given(problem, set(kept))
+    _warn_if_not_stored()
+    if bounded:
         allowed = (
             without_expensive(problem)
             if question.strategy == "speed"
@@ -100,9 +119,18 @@ def _answer(question: _Question) -> Schedule:
         if question.budget is not None:
             return within(allowed, question.budget, question.most_runs)
         return cheaper_than(allowed, question.max_overhead or 0.0, question.most_runs)
-    if kept is not None:
-        return keep_given(problem, set(kept))
     return STRATEGIES[question.strategy](problem)
+
+
+@functools.cache
+def _warn_if_not_stored() -> None:
+    """Says once that every process has to compile the planner anew, which takes its time."""
+    if not runs.is_stored():
+        warn(
+            "memory_saving_gradients: the planner is compiled anew in every process, which takes "
+            "some 15 seconds, as neither its own folder nor the user's cache can be written: set "
+            "NUMBA_CACHE_DIR to a folder that can."
+        )
 
 
 def _check_same(planned: Problem, read: Problem) -> None:

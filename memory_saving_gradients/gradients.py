@@ -10,12 +10,10 @@ from typing import Any, cast
 import tensorflow as tf
 
 from memory_saving_gradients.checkpoints import Checkpoints, is_eager
+from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.options import BatchSize, Options
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.saving import differentiate
-
-# Taken before anyone can replace it by ours.
-_tf_gradients = tf.compat.v1.gradients
 
 
 @tf.autograph.experimental.do_not_convert
@@ -161,7 +159,12 @@ def differentiated(
     _check_in_a_graph(ys, variables)
     graph = tf.compat.v1.get_default_graph()
     return differentiate(
-        lambda: _tf_gradients(ys, variables, **arguments), ys, variables, graph, options, planned
+        lambda: tf_private.GRADIENTS(ys, variables, **arguments),
+        ys,
+        variables,
+        graph,
+        options,
+        planned,
     )
 
 

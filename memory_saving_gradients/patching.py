@@ -28,9 +28,9 @@ class patch:
     `apply_gradients` of a `tf.compat.v1` optimizer makes is planned with the step.
 
     A call patches the process until `undo()`. A `with` block patches the thread that runs it, and
-    threads that start within it. What is *traced* while patched saves memory; a `tf.function` that
-    was traced before stays as it was. The innermost `with` block counts; without one, the latest
-    call.
+    the threads that this one starts meanwhile, and those start. What is *traced* while patched
+    saves memory; a `tf.function` that was traced before stays as it was. The innermost `with` block
+    counts; without one, the latest call.
 
     Args:
         checkpoints: which forward tensors to keep, as in `gradients`.
@@ -74,8 +74,8 @@ class patch:
             running_sums=running_sums,
         )
         self.plans: list[Plan] = []
-        #: In a `with` block: the threads, beside its own, that it does not cover.
-        self._others: weakref.WeakSet[threading.Thread] | None = None
+        #: In a `with` block: the threads that it covers.
+        self._threads: weakref.WeakSet[threading.Thread] | None = None
         with _lock:
             _install()
             _patches.append(self)
@@ -92,17 +92,16 @@ class patch:
         with _lock:
             if self not in _patches:
                 raise RuntimeError("this patch was undone: make a new one with patch(...)")
-            if self._others is not None:
+            if self._threads is not None:
                 raise RuntimeError("this patch is entered already: make a new one with patch(...)")
-            self._others = weakref.WeakSet(threading.enumerate())
-            self._others.discard(threading.current_thread())
+            self._threads = weakref.WeakSet([threading.current_thread()])
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.undo()
 
     def _covers(self, thread: threading.Thread) -> bool:
-        return self._others is None or thread not in self._others
+        return self._threads is None or thread in self._threads
 
 
 _lock = threading.RLock()
@@ -115,7 +114,7 @@ def _active() -> patch | None:
     with _lock:
         thread = threading.current_thread()
         covering = [p for p in _patches if p._covers(thread)]
-    blocks = [p for p in covering if p._others is not None]
+    blocks = [p for p in covering if p._threads is not None]
     counts = blocks or covering
     return counts[-1] if counts else None
 
@@ -123,7 +122,7 @@ def _active() -> patch | None:
 def _install() -> None:
     if _found:
         return
-    for module, name in tf_private.gradient_functions():
+    for module, name in [*tf_private.gradient_functions(), (threading.Thread, "start")]:
         before = getattr(module, name)
         ours = _OURS.get(name, _patched)(before)
         _found.append((module, name, before, ours))
@@ -169,6 +168,20 @@ def _applying(before: Callable) -> Callable:
     return apply_gradients
 
 
+def _starting(before: Callable) -> Callable:
+    """`Thread.start`: what covers the thread that calls it covers the one that starts."""
+
+    @functools.wraps(before)
+    def start(self: threading.Thread) -> None:
+        with _lock:
+            for one in _patches:
+                if one._threads is not None and one._covers(threading.current_thread()):
+                    one._threads.add(self)
+        before(self)
+
+    return start
+
+
 class PatchedTape(GradientTape):
     """What `tf.GradientTape` is while it is patched."""
 
@@ -183,8 +196,9 @@ class PatchedTape(GradientTape):
             self._patch.plans.append(plan)
 
 
-#: What takes the place of TensorFlow's functions other than those that differentiate, by name.
+#: What takes the place of functions other than those that differentiate, by name.
 _OURS: dict[str, Callable[[Any], Any]] = {
     "GradientTape": lambda before: PatchedTape,
     "apply_gradients": _applying,
+    "start": _starting,
 }

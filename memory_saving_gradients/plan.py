@@ -53,6 +53,8 @@ class Plan:
         compiled_peak_bytes: what XLA allocates for the step beside its arguments and results, in
             bytes, by its compiler's own report; None where that was not asked.
         compiled_for: what it was compiled for: "h100", say, or "this machine".
+        baseline_one_thread_bytes: predicted peak of the step without recomputation in a session of
+            one inter-op thread, in bytes, where the graph does not tell its session; else None.
         labels: what the user calls the ops and tensors of the problem.
         certified_overhead: what `certify` proved: no plan for the budget has a lower overhead.
     """
@@ -74,6 +76,7 @@ class Plan:
     measured_peak_bytes: int | None = None
     compiled_peak_bytes: int | None = None
     compiled_for: str = ""
+    baseline_one_thread_bytes: int | None = None
     labels: Labels = dataclasses.field(default=Labels(), repr=False)
     certified_overhead: float = 0.0
 
@@ -192,6 +195,7 @@ class Plan:
             peak_bytes=simulate(problem, self.schedule).peak,
             batch_size=batch_size,
             batch_assumed=False,
+            baseline_one_thread_bytes=None,
             measured_peak_bytes=None,
             compiled_peak_bytes=None,
         )
@@ -380,6 +384,9 @@ class Plan:
             compiled = f"{self.compiled_peak_bytes / 1e6:.1f} MB"
             measured = f", {compiled} by XLA's compiler for {self.compiled_for}"
         ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
+        alone = self.baseline_one_thread_bytes or self.baseline_peak_bytes
+        if abs(alone - self.baseline_peak_bytes) > _APART * self.baseline_peak_bytes:
+            measured += f", plain {alone / 1e6:.1f} MB in a session of one inter-op thread"
         budget = "" if self.budget_bytes is None else f" of {self.budget_bytes / 1e6:.1f} MB"
         return (
             f"{self.strategy}{budget}: predicted peak {self.baseline_peak_bytes / 1e6:.1f} MB -> "
@@ -394,6 +401,9 @@ class Plan:
         assumed = " (assumed; say batch_size=)" if self.batch_assumed else ""
         return f", for a batch of {self.batch_size}{assumed}"
 
+
+# By so much the plain peaks with one and with several threads differ where both are told.
+_APART = 0.1
 
 # The version of the file format.
 _FORMAT = 5

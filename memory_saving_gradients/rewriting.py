@@ -196,6 +196,7 @@ def _plan_with_branches(step: BackwardPass, wish: Wish, plain: Reading) -> Plan:
     return dataclasses.replace(
         plan,
         baseline_peak_bytes=plain_peak(plain.problem),
+        baseline_one_thread_bytes=plain.one_thread,
         overhead=float((1 + plan.overhead) * added - 1),
     )
 

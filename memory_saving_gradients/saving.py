@@ -20,9 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients.budgets import BudgetError
 from memory_saving_gradients.checkpoints import forward_operations
-from memory_saving_gradients.decide import WrongPlan
+from memory_saving_gradients.decide import by_memory
 from memory_saving_gradients.graph import order, references, tf_private
 from memory_saving_gradients.graph.backward import (
     BackwardPass,
@@ -31,8 +30,6 @@ from memory_saving_gradients.graph.backward import (
     with_updates,
 )
 from memory_saving_gradients.graph.rewrite import as_differentiated
-from memory_saving_gradients.graph.shapes import WrongSize
-from memory_saving_gradients.graph.trace import CannotMeasure
 from memory_saving_gradients.options import Options, Wish
 from memory_saving_gradients.plan import Plan, record_plan
 from memory_saving_gradients.planning.strategies import STRATEGIES, WHAT
@@ -181,7 +178,7 @@ def _save_memory(asked: Sequence[Asked]) -> dict[str, tf.Tensor]:
     try:
         with _no_garbage_collection(), graph.as_default(), tf_private.all_or_nothing():
             outcomes = list(plan_and_rewrite(_joined(asked)))
-    except (BudgetError, WrongPlan, WrongSize, CannotMeasure):
+    except tf_private.Refusal:
         raise
     except Exception as error:
         if os.environ.get(STRICT):
@@ -203,9 +200,9 @@ def _save_memory(asked: Sequence[Asked]) -> dict[str, tf.Tensor]:
             record_plan(graph, plan)
             one.planned(plan)
             if saves_little(plan):
-                warn(why_little_is_saved(plan))
+                warn(why_little_is_saved(plan, by_memory(plan)))
         else:
-            warn(why_nothing_is_saved(plan))
+            warn(why_nothing_is_saved(plan, by_memory(plan)))
     return moved
 
 

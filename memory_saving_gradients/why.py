@@ -94,8 +94,13 @@ def _said(count: int) -> str:
     return f"{count} bytes" if count >= LEAST_BYTES else f'"{count}B"'
 
 
-def why_nothing_is_saved(plan: Plan) -> str:
-    """The warning of a plan that is not applied, and what to try."""
+def why_nothing_is_saved(plan: Plan, by_memory: Plan | None) -> str:
+    """The warning of a plan that is not applied, and what to try.
+
+    Args:
+        plan: the plan.
+        by_memory: what "memory" would give, where checkpoints were given.
+    """
     problem = plan.problem
     peak = plan.baseline_peak_bytes / 1e6
     intro = (
@@ -110,6 +115,7 @@ def why_nothing_is_saved(plan: Plan) -> str:
     return intro + (
         f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
         f"with {len(plan.recomputed)} ops recomputed. {in_the_way(plan)}"
+        f"{_instead(by_memory)}"
     )
 
 
@@ -119,12 +125,23 @@ def saves_little(plan: Plan) -> bool:
     return plan.budget_bytes is None and plan.peak_bytes > _LITTLE * plain and plain > _SMALL
 
 
-def why_little_is_saved(plan: Plan) -> str:
-    """The warning of a plan that leaves most of the peak, and what to try."""
+def why_little_is_saved(plan: Plan, by_memory: Plan | None) -> str:
+    """The warning of a plan that leaves most of the peak, and what to try; see the other one."""
     return (
         f'memory_saving_gradients: checkpoints="{plan.strategy}" saves little here: '
-        f"{plan.baseline_peak_bytes / 1e6:.1f} MB -> {plan.peak_bytes / 1e6:.1f} MB, as predicted. "
-        f"{in_the_way(plan)}"
+        f"{plan.baseline_peak_bytes / 1e6:.1f} MB -> {plan.peak_bytes / 1e6:.1f} MB at an "
+        f"overhead of {plan.overhead:.1%}, as predicted. {in_the_way(plan)}{_instead(by_memory)}"
+    )
+
+
+def _instead(plan: Plan | None) -> str:
+    """What another plan would give."""
+    if plan is None:
+        return ""
+    peak = plan.peak_bytes / 1e6
+    return (
+        f' checkpoints="{plan.strategy}" would give {peak:.1f} MB at an overhead of '
+        f"{plan.overhead:.1%}."
     )
 
 

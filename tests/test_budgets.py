@@ -1,11 +1,22 @@
 """Budgets as a user gives them."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients import BudgetError, get_plans, gradients, gradients_memory
+from memory_saving_gradients import (
+    BudgetError,
+    GradientTape,
+    get_plans,
+    gradients,
+    gradients_memory,
+)
 from memory_saving_gradients.budgets import parse_budget
+from memory_saving_gradients.decide import WrongPlan
+from memory_saving_gradients.graph.runtimes.compiler import CannotCompile
+from memory_saving_gradients.graph.shapes import WrongSize
+from memory_saving_gradients.graph.trace import CannotMeasure
 from test_models import Chain, build_v1
 
 v1 = tf.compat.v1
@@ -206,3 +217,83 @@ def test_wrong_options_raise_before_anything_changes(graph, options, error, mess
     with pytest.raises(error, match=message):
         gradients(step.loss, step.variables, **options)
     assert graph.as_graph_def() == before
+
+
+def _refused(x):
+    with GradientTape(memory_budget="1000B") as tape:
+        tape.watch(x)
+        y = x
+        for _ in range(8):
+            y = tf.tanh(y)
+        loss = tf.reduce_sum(y)
+    return tape.gradient(loss, x)
+
+
+def _in_map_fn(x):
+    return tf.map_fn(_refused, x)
+
+
+def _in_for(x):
+    for _ in tf.range(3):
+        x = _refused(x)
+    return x
+
+
+def _in_while(x):
+    while tf.reduce_sum(x) > 0:
+        x = _refused(x)
+    return x
+
+
+def _in_cond(x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: _refused(x), lambda: x)
+
+
+def _in_if(x):
+    if tf.reduce_sum(x) > 0:
+        x = _refused(x)
+    return x
+
+
+def _in_a_function(x):
+    return tf.function(_refused)(x)
+
+
+def _in_a_layer(x):
+    return keras.layers.Lambda(lambda x: tf.map_fn(_refused, x))(x)
+
+
+def _in_a_dataset(x):
+    return next(iter(tf.data.Dataset.from_tensors(x).map(_refused)))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        _refused,
+        _in_map_fn,
+        _in_for,
+        _in_while,
+        _in_cond,
+        _in_if,
+        _in_a_function,
+        _in_a_layer,
+        _in_a_dataset,
+    ],
+)
+def test_the_error_arrives_as_it_is(step):
+    with pytest.raises(BudgetError, match="cannot be met") as caught:
+        tf.function(step)(tf.ones((4, 1000)))
+    assert caught.value.budget_bytes == 1000
+
+
+@pytest.mark.parametrize("error", [WrongPlan, WrongSize, CannotMeasure, CannotCompile])
+def test_so_do_the_others(error):
+    def body(row):
+        raise error("said so")
+
+    def step(x):
+        return keras.layers.Lambda(lambda x: tf.map_fn(body, x))(x)
+
+    with pytest.raises(error, match="said so"):
+        tf.function(step)(tf.ones((4, 1000)))

@@ -40,6 +40,26 @@ def test_a_projects_own_package_of_the_name_keras(tmp_path, content):
     assert "no Keras" in done.stdout if "raise" in content else "needs Keras" in done.stdout
 
 
+AS_OF_OLD = """
+import tensorflow.compat.v1 as tf
+import memory_saving_gradients as msg
+
+tf.__dict__["gradients"] = msg.gradients_memory
+with tf.Graph().as_default():
+    x = y = tf.placeholder(tf.float32, (1000, 100))
+    for _ in range(20):
+        y = tf.tanh(y)
+    tf.gradients(y, x)
+    assert msg.get_plans()
+"""
+
+
+def test_tf_gradients_can_be_replaced_in_the_dictionary_of_its_module():
+    """That of `tensorflow.compat.v1` remembers what was read of it once: we must not have."""
+    done = subprocess.run([sys.executable, "-c", AS_OF_OLD], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_keras_is_there_when_it_is_asked_for():
     assert callable(memory_saving_gradients.keras.save_memory)
     with pytest.raises(AttributeError, match="no attribute 'kreas'"):

@@ -17,7 +17,8 @@ v1 = tf.compat.v1
 
 
 def names():
-    return {(m.__name__, name): getattr(m, name) for m, name in tf_private.gradient_functions()}
+    places = [*tf_private.gradient_functions(), (threading.Thread, "start")]
+    return {(m.__name__, name): getattr(m, name) for m, name in places}
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +129,38 @@ def test_a_block_covers_its_own_thread_and_those_it_starts(weights):
     other.join()
     assert not elsewhere
     assert within
+
+
+def test_a_thread_that_another_starts_meanwhile_is_not_covered(weights):
+    """The one that starts it is in no block; those that are start one that starts another."""
+    found = {}
+
+    def trace(name):
+        found[name] = traced(as_written, lambda: tf.GradientTape(), weights)[1]
+
+    def starting(name):
+        child = threading.Thread(target=trace, args=(name,))
+        child.start()
+        child.join()
+
+    entered, done = threading.Event(), threading.Event()
+
+    def patched():
+        with msg.patch():
+            entered.set()
+            done.wait()
+            grandparent = threading.Thread(target=starting, args=("inherited",))
+            grandparent.start()
+            grandparent.join()
+
+    other = threading.Thread(target=patched)
+    other.start()
+    entered.wait()
+    starting("unpatched")
+    done.set()
+    other.join()
+    assert not found["unpatched"]
+    assert found["inherited"]
 
 
 def test_many_threads_each_get_their_own(weights):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import Plan, get_plans, gradients, measure
 from memory_saving_gradients.graph.runtimes.runtime import COPY
-from test_models import Chain, build_v1
+from test_models import BiFPN, Chain, build_v1
 
 v1 = tf.compat.v1
 
@@ -221,3 +222,32 @@ def test_an_integer_program_certifies_more(graph):
     assert dataclasses.replace(closer, certified_overhead=0.0) == plan
     with pytest.raises(ValueError, match="seconds must be positive"):
         plan.certify(0)
+
+
+def test_a_plan_says_what_the_plain_step_takes_with_one_thread(graph, monkeypatch):
+    """A graph of v1 does not tell its session."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    model = BiFPN()
+    step = build_v1(model, 2)
+    plain = tf.gradients(step.loss, step.variables)
+    gradients(step.loss, step.variables, checkpoints=["Relu"])
+    (plan,) = get_plans()
+    one = plan.baseline_one_thread_bytes
+    assert one < 0.8 * plan.baseline_peak_bytes
+    assert f"plain {one / 1e6:.1f} MB in a session of one inter-op thread" in str(plan)
+    config = v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with v1.Session(config=config) as session:
+        session.run(v1.global_variables_initializer())
+        feed = dict(zip(step.placeholders, model.example(2), strict=True))
+        session.run(plain, feed)
+        assert abs(measure.session_peak(session, plain, feed) / one - 1) < 0.1
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_where_threads_make_no_difference_it_says_nothing_of_them(graph, monkeypatch, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: threads)
+    step = chain()
+    gradients(step.loss, step.variables, checkpoints=["Tanh_3", "Tanh_7", "Tanh_11"])
+    (plan,) = get_plans()
+    assert "thread" not in str(plan)
+    assert (plan.baseline_one_thread_bytes is None) == (threads == 1)

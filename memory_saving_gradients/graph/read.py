@@ -39,6 +39,8 @@ class Reading:
             reads them reads instead.
         roles: what the labels say of tensors of the backward pass, by index.
         perhaps: the peak of another course that the plain step may take, sometimes the real one.
+        one_thread: the peak of the plain step in a session of one inter-op thread, where nothing
+            tells how many it will have; else None.
         new: names of the ops that differentiation made and the step needs.
         unused: names of the ops that differentiation made in vain.
         unordered: names of the ops that neither wait for others nor are waited for: those of v1
@@ -57,6 +59,7 @@ class Reading:
     made_of: dict[str, tuple[int, ...]]
     roles: Roles
     perhaps: int
+    one_thread: int | None
     new: frozenset[str]
     unused: frozenset[str]
     unordered: frozenset[str]
@@ -191,17 +194,21 @@ def read(
     place = {op: i for i, op in enumerate(ordered)}
     plain = list(nx.lexicographical_topological_sort(executed, key=lambda op: place.get(op, 0)))
 
-    def course(early_last: bool) -> tuple[int, ...]:
-        events = runtime.order(executed, plain, seconds, early_last)
+    def course(early_last: bool = False, threads: int = runtime.threads) -> tuple[int, ...]:
+        events = runtime.order(executed, plain, seconds, early_last, threads)
         if events is None:
             return tuple(event for i in range(len(kept_ops)) for event in (i, ~i))
         numbered = ((index_of[op], begins) for op, begins in events if op in index_of)
         return tuple(index if begins else ~index for index, begins in numbered)
 
-    other = problem = dataclasses.replace(problem, as_executed=course(early_last=False))
+    other = problem = dataclasses.replace(problem, as_executed=course())
     if sum(tf_private.is_seed(op) for op in backward if op in step.new) != 1:
         # A single loss has a single order; several may be taken one by one.
         other = dataclasses.replace(problem, as_executed=course(early_last=True))
+    one_thread = None
+    if not step.traced and runtime.threads > 1:
+        alone = dataclasses.replace(problem, as_executed=course(threads=1))
+        one_thread = plain_peak(alone)
     new = frozenset(op.name for op in operations if op in step.new)
     apart = {
         *conditional,
@@ -219,6 +226,7 @@ def read(
         },
         roles=roles_of(step, operations, backward, tensor_of, shapes),
         perhaps=plain_peak(other),
+        one_thread=one_thread,
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
         unordered=frozenset(op.name for op in apart),

@@ -48,6 +48,9 @@ def _refuse(op: tf.Operation, *grads: tf.Tensor) -> None:
     )
 
 
+tf_private.save_without(NOT_DIFFERENTIABLE)
+
+
 def rewrite(
     reading: Reading, schedule: Schedule, moved: Mapping[tuple[str, int], str] | None = None
 ) -> list[str]:

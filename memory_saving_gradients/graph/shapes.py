@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls
+from memory_saving_gradients.graph.tf_private import Refusal
 
 #: The sizes that may stand for a dimension that the graph leaves unknown (the batch, mostly); the
 #: first that the graph's reshapes can divide is taken. Large enough that activations outweigh the
@@ -16,7 +17,7 @@ from memory_saving_gradients.graph import calls
 NOMINAL_SIZES = (128, 840)
 
 
-class WrongSize(ValueError):
+class WrongSize(Refusal, ValueError):
     """A size that was given contradicts the graph."""
 
 

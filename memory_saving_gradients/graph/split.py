@@ -16,13 +16,10 @@ from typing import Any
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, functions, order
+from memory_saving_gradients.graph import calls, functions, order, tf_private
 from memory_saving_gradients.graph.runtimes import gate
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.transplant import stand_in, transplanted
-
-# Taken before anyone can replace it by ours.
-_gradients = tf.compat.v1.gradients
 
 #: Whether the outputs of an op are to be kept.
 Policy = Callable[[tf.Operation], bool]
@@ -78,14 +75,14 @@ def split(
         ys = [t for t in results if is_differentiable(t)]
         grad_ys = [stand_in(y, f"grad_ys_{i}") for i, y in enumerate(ys)]
         xs = [body.inputs[i] for i in by]
-        grads = _gradients(ys, xs, grad_ys)
+        grads = tf_private.GRADIENTS(ys, xs, grad_ys)
         needed = _needed(body, grads, grad_ys)
         kept = _kept(body, needed, keep)
         seen = [t for t in kept if is_differentiable(t)] if again else []
         if seen:
             grad_seen = [stand_in(t, f"grad_ys_{len(ys) + i}") for i, t in enumerate(seen)]
             grad_ys = [*grad_ys, *grad_seen]
-            grads = _gradients([*ys, *seen], xs, grad_ys)
+            grads = tf_private.GRADIENTS([*ys, *seen], xs, grad_ys)
             known = _Named(kept)
             needed = _needed(body, grads, grad_ys)
             kept += [t for t in _kept(body, needed, keep) if t not in known]

@@ -42,7 +42,20 @@ from tensorflow.python.ops import (
     gradients_util,
     resource_variable_ops,
 )
+from tensorflow.python.saved_model import save
 from tensorflow.python.training import optimizer
+
+
+class Refusal(Exception):
+    """What was asked for cannot be had. It arrives as it was raised, from wherever that was.
+
+    AutoGraph makes an error of another type of what it does not know, unless that has
+    `ag_pass_through` (`autograph.impl.api`: 2.2 on); so does a Keras layer that is being called,
+    unless it has `_keras_call_info_injected` (`traceback_utils`: Keras 2.7 on).
+    """
+
+    ag_pass_through = True
+    _keras_call_info_injected = True
 
 
 def onednn_enabled() -> bool:
@@ -222,6 +235,12 @@ def keras_mode() -> Any:
     return getattr(calling, "training", None)
 
 
+#: `tf.compat.v1.gradients`, taken before anyone can replace it by ours. Not from there: that module
+#: would remember what was read, and `tf.__dict__["gradients"] = ...` do nothing any more.
+#: `ops.gradients.gradients`: 1.0 on.
+GRADIENTS = gradients.gradients
+
+
 def gradient_functions() -> list[tuple[Any, str]]:
     """(module, name) of all by which TensorFlow, its optimizers and Keras get or apply gradients.
 
@@ -357,6 +376,25 @@ def _end_trace(manager: Any, *exception: Any) -> None:
 
 # A `with` looks its `__exit__` up when it begins, so this is in place before any trace.
 auto_control_deps.AutomaticControlDependencies.__exit__ = _end_trace
+
+
+def save_without(gradient: str) -> None:
+    """Has `tf.saved_model.save` leave out a registered gradient, which has no graph to be saved.
+
+    What is loaded names it still. `saved_model.save._iterate_op_types`: 2.7 on.
+
+    Args:
+        gradient: the name that it is registered by.
+    """
+    of_function = save._iterate_op_types
+
+    @functools.wraps(of_function)
+    def but_that_one(function: Any) -> Iterator[tuple[Any, tf.Operation]]:
+        for name, op in of_function(function):
+            if tf.compat.as_str(name) != gradient:
+                yield name, op
+
+    save._iterate_op_types = but_that_one
 
 
 _undo = threading.local()  # `edits`: what takes back the edits of this thread, newest last

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.graph.tf_private import Refusal
 
 # The fastest of so many traced runs counts, after one to warm up.
 _RUNS = 3
@@ -21,7 +22,7 @@ _RUNS = 3
 v1 = tf.compat.v1
 
 
-class CannotMeasure(RuntimeError):
+class CannotMeasure(Refusal, RuntimeError):
     """The plain step cannot be run with stand-ins for its inputs and variables."""
 
 

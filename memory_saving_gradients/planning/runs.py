@@ -46,7 +46,7 @@ def compiled(function: _Function) -> _Function:
     try:
         found = numba.njit(cache=True, error_model="numpy")(function)
     except RuntimeError:  # no folder to store it in
-        return cast(_Function, numba.njit(function))
+        return cast(_Function, numba.njit(error_model="numpy")(function))
     for index in Path(str(found.stats.cache_path)).glob(f"*.{function.__name__}-*.nbi"):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if index.stat().st_mtime < _CHANGED:
@@ -190,6 +190,11 @@ def op_of(key: int, count: int) -> int:
     """The op that a key runs."""
     op = key % (count + 1)
     return op if op < count else key // (count + 1)
+
+
+def is_stored() -> bool:
+    """Whether what is compiled is there for the next process, too."""
+    return cast(Any, op_of).stats.cache_path is not None
 
 
 @compiled

@@ -27,6 +27,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "strategy": plan.strategy,
         "budget_bytes": plan.budget_bytes,
         "baseline_peak_bytes": plan.baseline_peak_bytes,
+        "baseline_one_thread_bytes": plan.baseline_one_thread_bytes,
         "peak_bytes": plan.peak_bytes,
         "measured_peak_bytes": plan.measured_peak_bytes,
         "compiled_peak_bytes": plan.compiled_peak_bytes,

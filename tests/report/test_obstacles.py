@@ -5,7 +5,7 @@ import re
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients import gradients
+from memory_saving_gradients import get_plans, gradients
 
 v1 = tf.compat.v1
 
@@ -59,3 +59,24 @@ def test_nobody_is_bothered_where_much_is_saved(graph, recwarn):
     gradients(loss, xs, checkpoints="memory")
     gradients(loss, xs, memory_budget=0.9)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("given", [["layer_0"], [r"layer_\d+"], lambda op: op.name == "layer_11"])
+def test_where_checkpoints_were_given_it_says_what_memory_would_give(graph, given):
+    loss, xs = layers()
+    with pytest.warns(UserWarning, match="saves (nothing|little) here") as warned:
+        gradients(loss, xs, checkpoints=given)
+    with tf.Graph().as_default():
+        gradients(*layers(), checkpoints="memory")
+        (memory,) = get_plans()
+    assert str(warned[0].message).endswith(
+        f'checkpoints="memory" would give {memory.peak_bytes / 1e6:.1f} MB at an overhead of '
+        f"{memory.overhead:.1%}."
+    )
+    assert memory.peak_bytes < 0.8 * memory.baseline_peak_bytes
+
+
+def test_it_does_not_say_so_where_memory_was_asked_for(graph):
+    with pytest.warns(UserWarning, match="saves nothing here") as warned:
+        gradients(*noise(), checkpoints="memory")
+    assert "would give" not in str(warned[0].message)

@@ -22,11 +22,12 @@ from memory_saving_gradients.graph import order, tf_private
 from memory_saving_gradients.graph.backward import BackwardPass
 from memory_saving_gradients.graph.runtimes import described_gpu
 from memory_saving_gradients.graph.shapes import InputSizes, Shapes
+from memory_saving_gradients.graph.tf_private import Refusal
 
 _SCRIPT = Path(described_gpu.__file__)
 
 
-class CannotCompile(RuntimeError):
+class CannotCompile(Refusal, RuntimeError):
     """XLA does not compile the step as it stands, or its compiler is not there."""
 
 

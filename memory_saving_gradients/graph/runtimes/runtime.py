@@ -137,12 +137,13 @@ class Runtime(abc.ABC):
         operations: Sequence[tf.Operation],
         seconds: Mapping[str, float],
         early_last: bool,
+        threads: int,
     ) -> list[course.Event] | None:
         """The order in which ops begin and end; see `course.executed`.
 
         None where that is one that keeps little alive: the order of the problem stands for it.
         """
-        return course.executed(graph, operations, seconds, self.threads, early_last)
+        return course.executed(graph, operations, seconds, threads, early_last)
 
     @abc.abstractmethod
     def holding(self, reading: Reading, schedule: Schedule) -> Holding:

@@ -57,6 +57,7 @@ class Xla(Runtime):
         operations: Sequence[tf.Operation],
         seconds: Mapping[str, float],
         early_last: bool,
+        threads: int,
     ) -> list[Event] | None:
         return None  # XLA looks for the order with the least memory itself
 
