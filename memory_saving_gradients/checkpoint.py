@@ -142,7 +142,7 @@ class _Part:
         self._splits: dict[tuple, Split | None] = {}
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            self._result = tf.nest.map_structure(_value, called.run(tensors))
+            self._result = _as_it_is(called, tensors)
             return [t for t in flattened(self._result) if tf.is_tensor(t)]
 
         with inlined_calls():
@@ -174,17 +174,17 @@ class _Part:
         )
         count = len(self._body.outputs)
         if not by or not any(map(is_differentiable, self._body.outputs)):
-            return called.run(called.tensors)
+            return _as_it_is(called)
         if eager and self._in_a_loop:
             warn(
                 f"memory_saving_gradients: {self._name} has a tf.py_function in a loop or branch, "
                 "which a traced part could not differentiate, so checkpoint() calls it as it is: "
                 "its gradients are right and no memory is saved. Leave the loop out of the part."
             )
-            return called.run(called.tensors)
+            return _as_it_is(called)
         parts = self._split(inputs, by, tf_private.may_be_differentiated_again(inputs))
         if parts is None:
-            return called.run(called.tensors)
+            return _as_it_is(called)
         return self._packed(_differentiable(parts, count, inputs))
 
     def _split(self, inputs: Sequence[tf.Tensor], by: tuple[int, ...], again: bool) -> Split | None:
@@ -217,6 +217,11 @@ class _Part:
         made = iter(results)
         leaves = [next(made) if tf.is_tensor(t) else t for t in flattened(self._result)]
         return packed(self._result, leaves)
+
+
+def _as_it_is(called: Called, tensors: Sequence[tf.Tensor] | None = None) -> Any:
+    """What the part returns, of variables their values."""
+    return tf.nest.map_structure(_value, called.run(called.tensors if tensors is None else tensors))
 
 
 def _value(result: Any) -> Any:
