@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import itertools
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -70,12 +71,20 @@ class CycleError(Exception):
     """Ops of a graph wait for one another."""
 
 
-def check_acyclic(graph: tf.Graph) -> None:
-    """Raises a `CycleError` if ops of the graph wait for one another, by data or control edges."""
-    before = {
-        op: [other for other in waits_for(op) if other.type not in BACK_EDGES]
-        for op in graph.get_operations()
-    }
+def check_acyclic(
+    graph: tf.Graph, merged: Mapping[tf.Operation, tf.Operation] = types.MappingProxyType({})
+) -> None:
+    """Raises a `CycleError` if ops of the graph wait for one another, by data or control edges.
+
+    Args:
+        graph: the graph.
+        merged: ops that become one before they run, each with one that stands for them all.
+    """
+    before: dict[tf.Operation, set[tf.Operation]] = {}
+    for op in graph.get_operations():
+        one = merged.get(op, op)
+        waits = {merged.get(o, o) for o in waits_for(op) if o.type not in BACK_EDGES}
+        before.setdefault(one, set()).update(waits - {one})
     try:
         graphlib.TopologicalSorter(before).prepare()
     except graphlib.CycleError as error:
@@ -116,8 +125,8 @@ def add_order_of_updates(graph: nx.DiGraph, step: BackwardPass) -> None:
     """Has updates of variables wait for what must not, or had better not, come after them.
 
     What writes to a variable waits for those that read what was read of it before: as long as that
-    is alive, TensorFlow writes to a copy. What reads the gradient of a bias waits for the other
-    readers of the gradient that this is made of: oneDNN merges it with one of them.
+    is alive, TensorFlow writes to a copy. What reads the gradient of a bias waits for the filter
+    gradient that oneDNN merges that with; an update waits for all readers of what both are made of.
 
     Args:
         graph: who waits for whom; edges are added.
@@ -125,9 +134,13 @@ def add_order_of_updates(graph: nx.DiGraph, step: BackwardPass) -> None:
     """
     biases = [op for op in graph if op.type == "BiasAddGrad" and op in step.new]
     for bias in biases:
-        updates = [op for op in _readers(bias.outputs[0]) if op in step.after]
+        of_bias = {op for op in _readers(bias.outputs[0]) if op in graph}
         readers = [op for op in bias.inputs[0].consumers() if op in graph and op in step.new]
-        graph.add_edges_from((op, u) for u in updates for op in readers if op is not bias)
+        for op in (op for op in readers if op is not bias):
+            graph.add_edges_from((op, update) for update in of_bias & step.after)
+            if op.type == "Conv2DBackpropFilter":
+                others = [o for o in of_bias - step.after if not nx.has_path(graph, o, op)]
+                graph.add_edges_from((op, other) for other in others)
     for op in step.after:
         graph.add_edges_from((reader, op) for reader in readers_before(op, step) if reader in graph)
 

@@ -67,7 +67,8 @@ def rewrite(
     """
     with tf_private.all_or_nothing():
         before, nodes = _edit(reading, schedule)
-        order.check_acyclic(reading.operations[0].graph)
+        graph = reading.operations[0].graph
+        order.check_acyclic(graph, reading.step.runtime.merged(graph))
     rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
     for place, tensor in {**before, **(moved or {})}.items():
         if place not in rerouted:

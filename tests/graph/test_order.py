@@ -64,3 +64,17 @@ def test_gated_gradients_are_still_right(graph):
         session.run(v1.global_variables_initializer())
         for ours, theirs in zip(*session.run([gated, plain]), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_what_reads_the_gradient_of_a_bias_comes_after_the_filter_gradient(graph):
+    """Both gradients become one op under oneDNN; this bias is computed from what is made last."""
+    shape = (2, 16, 16, 8)
+    x, kernel, weight = (tf.Variable(tf.ones(s)) for s in (shape, (3, 3, 8, 8), shape))
+    y = tf.nn.conv2d(tf.tanh(x), kernel, 1, "SAME")
+    bias = tf.reduce_mean(tf.sin(x) * weight, [0, 1, 2])
+    first_new = len(graph.get_operations())
+    loss = tf.reduce_sum(tf.nn.relu(tf.nn.bias_add(y, bias)))
+    grads = tf.gradients(loss, [x, kernel, weight])
+    ops = read(BackwardPass.since(first_new, grads[0], grads)).operations
+    (of_kernel,) = (i for i, op in enumerate(ops) if op.type == "Conv2DBackpropFilter")
+    assert of_kernel < next(i for i, op in enumerate(ops) if op is grads[2].op)

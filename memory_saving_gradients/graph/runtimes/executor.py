@@ -5,12 +5,11 @@ would take too much in an order of its own. Within a wave ops wait for their dat
 overlap; what begins a wave waits for what ended the one before, on its device.
 
 Four kinds of op have no part in that. Ops that are not in the problem (shapes, views, small
-tensors) wait for their data alone. `BiasAddGrad` waits for nothing but its gradient, and is waited
-for once the last reader of that gradient has run: oneDNN merges it with such a reader into one op,
-and any other edge could close a cycle through the merged op. Ops of v1 loops and constants in the
-making (`Reading.unordered`) stay out. And what Grappler rewrites unless it has control edges is
-left without them, so that it rounds as in the plain step: it is held back, and waited for, by
-identities of its inputs and outputs.
+tensors) wait for their data alone. What oneDNN makes one op of with later ones (`merges`) is waited
+for once all is there that these read; `BiasAddGrad`, one of these, waits for nothing but its
+gradient. Ops of v1 loops and constants in the making (`Reading.unordered`) stay out. And what
+Grappler rewrites unless it has control edges is left without them, so that it rounds as in the
+plain step: it is held back, and waited for, by identities of its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, order, tf_private
 from memory_saving_gradients.graph.devices import Device
-from memory_saving_gradients.graph.runtimes import grappler, kernels
+from memory_saving_gradients.graph.runtimes import grappler, kernels, merges
 from memory_saving_gradients.graph.runtimes.gate import Gate
 from memory_saving_gradients.graph.runtimes.rehearsal import added_bytes
 from memory_saving_gradients.graph.runtimes.runtime import (
@@ -71,6 +70,10 @@ class Executor(Runtime):
     def holding(self, reading: Reading, schedule: Schedule) -> Holding:
         return _Waves(reading, schedule)
 
+    def merged(self, graph: tf.Graph) -> Mapping[tf.Operation, tf.Operation]:
+        merges_ops = self.device["type"] != "GPU" and tf_private.onednn_enabled()
+        return merges.merged(graph) if merges_ops else {}
+
     def reorders(self, reading: Reading) -> bool:
         alone = grappler.left_alone(reading)
         return any(op.name in alone and op.type in _FACTORS for op in reading.operations)
@@ -105,7 +108,7 @@ class _Waves(Holding):
         grappler.keep_unmerged(runs, copies, self.as_plain)
         entries = _Entries(runs, copies, self._reading, self._schedule, self.as_plain)
         ops = entries.ops
-        biases = _Biases(ops)
+        parts = merges.Parts(ops)
         end_of = functools.cache(lambda op: _end_of(op, op in entries.edgeless))
         latest: dict[str, list[tf.Operation]] = {}  # by device: how its last wave ended
         previous: list[tf.Operation] = []  # how the last wave ended, on any device
@@ -116,7 +119,7 @@ class _Waves(Holding):
         alone = {i for i, op in enumerate(self._reading.operations) if order.depends_on_time(op)}
         for wave in waves(problem, schedule, begin, alone):
             waiting, ended = entries.begin_and_end(wave)
-            due = biases.due(wave.start) if waiting else []
+            due = parts.due(wave.start) if waiting else []
             for i, inputs in waiting.items():
                 begins = runs[i].copy and not (i and runs[i - 1].copy)
                 last = previous if begins else latest.get(ops[i].device, previous)
@@ -125,20 +128,28 @@ class _Waves(Holding):
                 if entries.has_edges[i]:
                     edges = dict.fromkeys(ends_of_last)
                     for tensor in ops[i].inputs:
-                        edges.pop(tensor.op, None)
+                        for implied in (tensor.op, *tensor.op.control_inputs):
+                            edges.pop(implied, None)
                     tf_private.add_control_inputs(ops[i], edges)
+            ended = parts.ending(ended, wave.stop)
             for device in {op.device for op in ended}:
                 latest[device] = [op for op in ended if op.device == device]
             previous = ended or previous
-        self._updates_wait(ops)
+        self._updates_wait(ops, parts)
 
-    def _updates_wait(self, ops: Sequence[tf.Operation]) -> None:
+    def _updates_wait(self, ops: Sequence[tf.Operation], parts: merges.Parts) -> None:
         """Has updates wait for what reads the old values, else TensorFlow copies the variable."""
         place = {op: i for i, op in enumerate(ops)}
         for op in self._reading.step.after.intersection(ops):
             readers = order.readers_before(op, self._reading.step)
-            before = [r for r in readers if place.get(r, len(ops)) < place[op]]
-            tf_private.add_control_inputs(op, [r for r in before if r.type in kinds.EXPENSIVE])
+            before = [
+                reader
+                for reader in readers
+                if reader.type in kinds.EXPENSIVE
+                and place.get(reader, len(ops)) < place[op]
+                and parts.may_be_waited_for(reader, place[op])
+            ]
+            tf_private.add_control_inputs(op, before)
 
 
 class _Entries:
@@ -214,31 +225,6 @@ def _made_before(reading: Reading, schedule: Schedule) -> list[list[int]]:
         found.append([newest[t] for t in op.inputs if t in newest])
         newest.update((t, i) for t in op.outputs)
     return found
-
-
-class _Biases:
-    """The `BiasAddGrad`s, and from where on they may be waited for.
-
-    Args:
-        ops: the entries of a schedule.
-    """
-
-    def __init__(self, ops: Sequence[tf.Operation]) -> None:
-        last_reader: dict[int, int] = {}
-        for i, op in enumerate(ops):
-            if op.type != "BiasAddGrad":
-                last_reader.update((id(tensor), i) for tensor in op.inputs)
-        self._left = [
-            (max(i, last_reader.get(id(op.inputs[0]), i)), op)
-            for i, op in enumerate(ops)
-            if op.type == "BiasAddGrad"
-        ]
-
-    def due(self, entry: int) -> list[tf.Operation]:
-        """Those that what comes from `entry` on waits for, each once."""
-        found = [op for at, op in self._left if at < entry]
-        self._left = [(at, op) for at, op in self._left if at >= entry]
-        return found
 
 
 def _data(op: tf.Operation) -> list[int]:

@@ -149,6 +149,14 @@ class Runtime(abc.ABC):
     def holding(self, reading: Reading, schedule: Schedule) -> Holding:
         """How the ops of a schedule will be made to wait."""
 
+    def merged(self, graph: tf.Graph) -> Mapping[tf.Operation, tf.Operation]:
+        """The ops that become one whatever control edges lead from them.
+
+        Returns:
+            Each of them to one that stands for all that it becomes one with.
+        """
+        return {}
+
     def reorders(self, reading: Reading) -> bool:
         """Whether it may compute parts of the backward pass of a step in another order."""
         return False
