@@ -21,7 +21,7 @@ from memory_saving_gradients.graph.joins import taken_apart
 from memory_saving_gradients.graph.read import Reading, read
 from memory_saving_gradients.graph.rewrite import rewrite
 from memory_saving_gradients.graph.runtimes.runtime import Runtime
-from memory_saving_gradients.graph.shapes import WrongSize
+from memory_saving_gradients.graph.shapes import InputSizes, WrongSize
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planning.simulate import plain_peak
@@ -125,7 +125,7 @@ def _decided(reading: Reading, wish: Wish) -> tuple[Reading, Plan, bool]:
     unmet: BudgetError | None = None
     for batch in (reading.batch_size, *_LARGER_BATCHES):
         try:
-            sizes = dataclasses.replace(wish.sizes, batch=batch)
+            sizes = InputSizes(batch)  # said, so that what contradicts the graph is left out
             if batch != reading.batch_size:
                 reading = read(reading.step, wish.cost_model, sizes)
             plan = decide(reading, wish)

@@ -11,13 +11,13 @@ from memory_saving_gradients.graph import calls, functions, numbering, order
 from memory_saving_gradients.graph.buffers import Buffers
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.runtimes.runtime import Runtime
-from memory_saving_gradients.graph.shapes import InputSizes, Shapes
+from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.planning.problem import Op, Problem
 from memory_saving_gradients.planning.simulate import simulate
 
 
 def of_calls(
-    op: tf.Operation, runtime: Runtime, step: Container[tf.Operation], sizes: InputSizes
+    op: tf.Operation, runtime: Runtime, step: Container[tf.Operation], outside: Shapes
 ) -> tuple[float, int]:
     """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
     dearest, most = 0.0, 0
@@ -31,7 +31,7 @@ def of_calls(
             order.dependencies(t.op for t in outputs), key=created.__getitem__
         )
         inside = [one for one in needed if one.type != "Placeholder"]
-        shapes = Shapes(inside, sizes)
+        shapes = outside.within(op, body, inside)
         buffers = Buffers(inside, shapes, runtime, outputs)
         tensor_of, tensors = numbering.numbered(inside, buffers)
         seconds = estimate_seconds(inside, shapes, runtime.device)
@@ -39,7 +39,7 @@ def of_calls(
         for one in inside:
             cost, workspace = seconds[one.name], runtime.scratch(one, shapes)
             if calls.bodies(one):
-                cost, workspace = of_calls(one, runtime, created, sizes)
+                cost, workspace = of_calls(one, runtime, created, shapes)
             reads = numbering.reads(one, tensor_of, buffers)
             makes = numbering.makes(one, tensor_of, buffers, created)
             steps.append(Op(one.name, reads, makes, cost, workspace))

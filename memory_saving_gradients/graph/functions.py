@@ -54,10 +54,19 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
         if (handed_on := passed_on(op, tensor.value_index)) is not None:
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = calls.bodies(op)
-        return rounds(op) * _collected(body, body.outputs[tensor.value_index], shapes)
+        inside = shapes.within(op, body, body.get_operations())
+        return rounds(op) * _collected(body, body.outputs[tensor.value_index], inside)
     if op.type in calls.BRANCHES:
-        outputs = ((body.outputs[tensor.value_index], body) for body in calls.bodies(op))
-        return max((_bytes(output, _shapes(body, shapes)) for output, body in outputs), default=0)
+        return max(
+            (
+                _bytes(
+                    body.outputs[tensor.value_index],
+                    shapes.within(op, body, body.get_operations()),
+                )
+                for body in calls.bodies(op)
+            ),
+            default=0,
+        )
     return 0
 
 
@@ -65,17 +74,12 @@ def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
     return held_bytes(tensor, shapes) if tensor.dtype == tf.variant else shapes.bytes(tensor)
 
 
-def _shapes(body: tf.Graph, outside: Shapes) -> Shapes:
-    return Shapes(body.get_operations(), outside.given)
-
-
-def _collected(body: tf.Graph, collection: tf.Tensor, outside: Shapes) -> int:
+def _collected(body: tf.Graph, collection: tf.Tensor, shapes: Shapes) -> int:
     """The bytes by which one round of a loop makes a list longer.
 
     What a variable owns, and what no round changes, takes none. What one round results in and the
     next one begins with can be in two lists: each has its part of the bytes.
     """
-    shapes = _shapes(body, outside)
     lists = [list(_elements(body, output)) for output in body.outputs]
     shared = collections.Counter(element.name for one in lists for element in one)
     elements = _elements(body, collection)

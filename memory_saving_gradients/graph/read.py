@@ -144,7 +144,7 @@ def read(
     growth = _growth(step, operations, tensors, kept_ops, workspaces, shapes)
     for op in kept_ops:
         if calls.bodies(op):
-            seconds[op.name], workspaces[op.name] = of_calls(op, runtime, graph, sizes)
+            seconds[op.name], workspaces[op.name] = of_calls(op, runtime, graph, shapes)
     if cost_model == "measured":
         measured = measure_ops(step, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls
+from memory_saving_gradients.graph.inferred import Inferred, Sizes, filled, merged, told
 from memory_saving_gradients.graph.tf_private import Refusal
 
 #: The sizes that may stand for a dimension that the graph leaves unknown (the batch, mostly); the
@@ -35,22 +37,24 @@ class InputSizes:
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     assumed: bool = False
 
-    def of(self, name: str, shape: Sequence[int | None], nominal: int) -> list[int]:
-        """The shape of an input, of which the graph knows `shape`."""
+    def of(self, name: str, shape: Sizes | None) -> Sizes | None:
+        """What is said of the shape of an input, of which the graph knows `shape`."""
         given = dict(self.shapes).get(name)
-        if given is not None:
-            return list(given)
-        first = [nominal if self.batch is None else self.batch]
-        sizes = [nominal if size is None else size for size in shape]
-        return first + sizes[1:] if shape and shape[0] is None else sizes
+        if given is not None or not shape:
+            return shape if given is None else list(given)
+        return [self.batch if shape[0] is None else shape[0], *shape[1:]]
 
     def times(self, factor: int, batch: int) -> InputSizes:
-        """The same for a batch so many times as large as `batch`."""
+        """The same for a batch so many times as large as `batch`, which nobody said."""
         shapes = tuple(
             (name, (factor * batch, *sizes[1:]) if sizes[:1] == (batch,) else sizes)
             for name, sizes in self.shapes
         )
-        return InputSizes(factor * batch, shapes)
+        return InputSizes(factor * batch, shapes, assumed=True)
+
+    def inside(self) -> InputSizes:
+        """What that says of a function that the step calls: its inputs may be anything."""
+        return InputSizes(self.batch, assumed=True)
 
 
 #: No size is known beside the graph.
@@ -58,11 +62,12 @@ NOTHING_GIVEN = InputSizes()
 
 
 class Shapes:
-    """The static shape of every tensor, with nominal sizes where the graph leaves them unknown.
+    """The static shape of every tensor, with likely sizes where the graph leaves them unknown.
 
     Args:
         operations: the ops of the step, of one graph.
         given: what is known of its inputs.
+        known: the shapes of inputs of a function, by name, where what calls it tells them.
 
     Attributes:
         given: the same.
@@ -70,139 +75,208 @@ class Shapes:
             that unknown; None if it leaves none.
 
     Raises:
-        WrongSize: what is given contradicts the graph.
+        WrongSize: what somebody said of the inputs contradicts the graph.
     """
 
     def __init__(
-        self, operations: Sequence[tf.Operation], given: InputSizes = InputSizes()
+        self,
+        operations: Sequence[tf.Operation],
+        given: InputSizes = InputSizes(),
+        known: Mapping[str, Sizes] | None = None,
     ) -> None:
         self.given = given
         self.batch_size: int | None = None
-        self._inferred: tf.Graph | None = None
+        self._inferred: Inferred | None = None
         self._nominal_size = NOMINAL_SIZES[0]
         self._known: dict[str, list[int]] = {}
-        if operations and any(map(_is_open, operations[0].graph.get_operations())):
-            for size in NOMINAL_SIZES:
-                try:
-                    self._inferred = _with_known_inputs(operations[0].graph, size, given)
-                except ValueError as error:  # the size contradicts a shape that the graph demands
-                    contradiction = error
-                    continue
-                self._nominal_size = size
-                break
-            if self._inferred is None and (given.batch or given.shapes):
-                raise WrongSize(
-                    f"batch_size={given.batch or dict(given.shapes)} contradicts the graph: "
-                    f"{contradiction}"
-                )
-        if operations:
-            graph = self._inferred or operations[0].graph
-            for _ in range(_ROUNDS):
-                ops = graph.get_operations()
-                known = {op.name: found for op in ops if (found := _by_data(op))}
-                if not known:
-                    break
-                self._inferred = graph = _with_shapes(graph, known)
+        unknown = [
+            t
+            for op in operations
+            for t in op.outputs
+            if t.dtype.size and not t.shape.is_fully_defined()
+        ]
+        if unknown:
+            self._infer(operations[0].graph, known or {})
         for op in operations:
-            if op.type == "Placeholder" and op.outputs[0].shape.rank:
-                sizes = op.outputs[0].shape.as_list()
-                if sizes[0] is None:
-                    self.batch_size = given.of(op.name, sizes, self._nominal_size)[0]
-                    break
+            own = told(op.outputs[0]) if op.type == "Placeholder" else None
+            if own and own[0] is None:
+                self.batch_size = self(op.outputs[0])[0]
+                break
+        for tensor in unknown:  # in their order, so that none asks far back
+            self(tensor)
+
+    def _infer(self, graph: tf.Graph, known: Mapping[str, Sizes]) -> None:
+        """Makes the copy of the graph that tells the shapes."""
+        inputs = [op for op in graph.get_operations() if _is_input(op)]
+        ranked = {op.name: told(op.outputs[0]) for op in inputs}
+        own = {name: sizes for name, sizes in ranked.items() if sizes is not None}
+        every = {name: self.given.of(name, sizes) for name, sizes in ranked.items()} | {**known}
+        said = {name: sizes for name, sizes in every.items() if sizes is not None}
+        for guess, size in itertools.product((True, False), NOMINAL_SIZES):
+            with contextlib.suppress(ValueError):  # it contradicts a shape that the graph demands
+                self._inferred = Inferred(graph, _all_filled(said, size), guess)
+                self._nominal_size = size
+                return
+        certain = own if self.given.assumed else said
+        try:
+            self._inferred = Inferred(graph, certain, guess=False)
+        except ValueError as error:
+            if self.given.assumed or not (self.given.batch or self.given.shapes):
+                return
+            given = self.given.batch or dict(self.given.shapes)
+            raise WrongSize(f"batch_size={given} contradicts the graph: {error}") from None
+        fitting = [_fitting(graph, certain, _all_filled(said, size)) for size in NOMINAL_SIZES]
+        most = max(fitting, key=_known_sizes)
+        self._nominal_size = NOMINAL_SIZES[fitting.index(most)]
+        self._inferred = Inferred(graph, most, guess=False)
 
     def __call__(self, tensor: tf.Tensor) -> list[int]:
         """The shape of `tensor`; a tensor of unknown rank counts as a scalar."""
         name = tensor.name
         if name not in self._known:
-            shape = tensor.shape
-            if self._inferred is not None and not shape.is_fully_defined():
-                inferred = self._inferred.get_tensor_by_name(name).shape
-                # Of two unknown dimensions one is rarely as large as the other.
-                partly = shape.rank is not None and shape.as_list().count(None) == 1
-                shape = shape if partly and inferred.rank is None else inferred
-            if not shape.is_fully_defined():
-                self._known.update(self._of_call(tensor.op))
-            sizes = shape.as_list() if shape.rank is not None else []
-            nominal = [self._nominal_size if size is None else size for size in sizes]
-            self._known.setdefault(name, nominal)
+            sizes = self._inferred_sizes(tensor)
+            self._known[name] = filled(sizes, self._by_default)
+            if None in sizes:  # a loop leads back to it: that finds the size by default
+                self._known[name] = self._likely(tensor, sizes)
         return self._known[name]
 
-    def _of_call(self, op: tf.Operation) -> dict[str, list[int]]:
-        """The shapes of the outputs of a call, by name: those of the function for its inputs."""
-        found: dict[str, list[int]] = {}
-        if op.type == "SymbolicGradient":  # of a `Defun`, by its inputs
-            return {y.name: self(x) for y, x in zip(op.outputs, op.inputs, strict=False)}
-        for body in calls.bodies(op) if calls.is_plain_call(op) else []:
-            given = zip(body.inputs, op.inputs, strict=True)
-            known = {inside.op.name: [self(t)] for inside, t in given if t.dtype.size}
-            try:
-                graph = _with_shapes(body, known)
-            except ValueError:  # an input of unknown rank counts as a scalar, and may be none
-                continue
-            inferred = Shapes(graph.get_operations(), self.given)
-            for output, inside in zip(op.outputs, body.outputs, strict=True):
-                found[output.name] = inferred(graph.get_tensor_by_name(inside.name))
-        return found
+    def _inferred_sizes(self, tensor: tf.Tensor) -> Sizes:
+        """The shape of `tensor` as far as TensorFlow infers it."""
+        if self._inferred is not None and not tensor.shape.is_fully_defined():
+            return self._inferred(tensor) or []
+        return told(tensor) or []
+
+    def _likely(self, tensor: tf.Tensor, sizes: Sizes) -> list[int]:
+        """The likely shape of a tensor by what it is made of, where TensorFlow does not tell it.
+
+        Args:
+            tensor: any tensor.
+            sizes: its shape as far as it is known.
+        """
+        op = tensor.op
+        if op.type in _INPUTS:
+            return filled(self.given.of(op.name, sizes) or [], self._nominal_size)
+        read = [t for t in op.inputs if t.dtype.size]
+        if op.type in _LIKE_INPUTS:
+            read = [op.inputs[tensor.value_index]]
+        largest = max((self(t) for t in read), key=math.prod, default=[])
+        if op.type in _SAME_ELEMENTS:
+            return _spread(sizes, self(read[0]), math.prod(self(read[0])))
+        alike = [t for t in read if len(self._inferred_sizes(t)) == len(sizes)]
+        likely: list[int | None] = [*sizes]
+        for axis in range(len(sizes)):
+            if sizes[axis] is None:
+                unknown = [t for t in alike if self._inferred_sizes(t)[axis] is None]
+                likely[axis] = max((self(t)[axis] for t in unknown), default=None)
+        if likely.count(None) > 1:  # of two unknown sizes one is rarely as large as the other
+            known = math.prod(size or 1 for size in likely)
+            return _spread(likely, largest, max(math.prod(largest), self._by_default * known))
+        return filled(likely, self._by_default)
+
+    @property
+    def _by_default(self) -> int:
+        """What an unknown size is where nothing tells it: the batch, mostly."""
+        return self.given.batch or self._nominal_size
+
+    def within(
+        self, op: tf.Operation, body: tf.Graph, operations: Sequence[tf.Operation]
+    ) -> Shapes:
+        """The shapes inside a function that an op calls.
+
+        Args:
+            op: the op, of this graph.
+            body: the function.
+            operations: the ops of that to look at.
+        """
+        passed = [*op.inputs][-len(body.inputs) :]  # the first input of a branch tells which one
+        known: dict[str, Sizes] = {}
+        for inside, tensor in zip(body.inputs, passed, strict=True) if body.inputs else []:
+            own = told(inside)
+            if own is not None and None in own and len(self(tensor)) == len(own):
+                known[inside.op.name] = merged(own, self(tensor)) or own
+        return Shapes(operations, self.given.inside(), known)
 
     def bytes(self, tensor: tf.Tensor) -> int:
         """The bytes of `tensor`'s buffer; 0 for handles and variants."""
         return math.prod(self(tensor)) * tensor.dtype.size
 
 
-def _is_open(op: tf.Operation) -> bool:
-    """Whether `op` is an input of which the graph leaves a dimension unknown."""
-    shape = op.outputs[0].shape if op.type in _INPUTS else tf.TensorShape([])
-    return shape.rank is not None and not shape.is_fully_defined()
-
-
+# The inputs of a graph.
 _INPUTS = ("Placeholder", "ReadVariableOp")
 
-
-def _with_known_inputs(graph: tf.Graph, size: int, given: InputSizes) -> tf.Graph:
-    """A copy of the graph whose inputs have known shapes, from which TensorFlow infers the rest."""
-    known = {}
-    for op in graph.get_operations():
-        if op.type in _INPUTS and op.outputs[0].shape.rank is not None:
-            sizes = op.outputs[0].shape.as_list()
-            known[op.name] = [given.of(op.name, sizes, size)]
-    return _with_shapes(graph, known)
+# Ops whose outputs have the elements of their first input, and those whose outputs are each like
+# the input in the same place.
+_SAME_ELEMENTS = frozenset(
+    "Reshape Transpose ConjugateTranspose ExpandDims Squeeze SpaceToDepth DepthToSpace".split()
+)
+_LIKE_INPUTS = frozenset({"IdentityN", "While", "StatelessWhile", "SymbolicGradient"})
 
 
-# Of ops whose sizes depend on data, some depend on others: so often is looked for more.
-_ROUNDS = 4
+def _is_input(op: tf.Operation) -> bool:
+    return op.type in _INPUTS and op.outputs[0].dtype not in (tf.resource, tf.variant)
 
 
-def _by_data(op: tf.Operation) -> list[list[int]]:
-    """The likely shapes of the outputs of an op whose data tell them; none if it is no such op.
+def _all_filled(shapes: Mapping[str, Sizes], size: int) -> dict[str, Sizes]:
+    return {name: filled(sizes, size) for name, sizes in shapes.items()}
 
-    The parts of a partition are taken to be of equal size, and a mask to leave all in.
+
+def _spread(sizes: Sizes, like: Sequence[int], elements: int) -> list[int]:
+    """A shape with so many elements, or a few more.
+
+    Of the unknown sizes the first is as large as it takes; others are those of the shape `like`,
+    from the last on, where that divides.
     """
-    if op.type not in ("DynamicPartition", "Where") or op.outputs[0].shape.is_fully_defined():
-        return []
-    if not all(t.shape.is_fully_defined() for t in op.inputs):
-        return []
-    shape = op.inputs[0].shape.as_list()
-    if op.type == "Where":
-        return [[math.prod(shape), len(shape)]]
-    by = op.inputs[1].shape.rank
-    return [[math.prod(shape[:by]) // len(op.outputs), *shape[by:]] for _ in op.outputs]
+    left = max(elements // max(math.prod(size for size in sizes if size is not None), 1), 1)
+    first = sizes.index(None)
+    likely = filled(sizes, 1)
+    for axis in range(len(sizes) - 1, first, -1):
+        place = axis - len(sizes) + len(like)
+        if sizes[axis] is None and place >= 0 and like[place] and left % like[place] == 0:
+            likely[axis] = like[place]
+            left //= like[place]
+    known = math.prod(likely)
+    likely[first] = -(-elements // max(known, 1))
+    return likely
 
 
-def _with_shapes(graph: tf.Graph, known: dict[str, list[list[int]]]) -> tf.Graph:
-    """A copy of the graph in which the outputs of ops have the known shapes."""
-    graph_def = graph.as_graph_def()
-    for node in [*graph_def.node]:
-        outputs = graph.get_operation_by_name(node.name).outputs if node.name in known else []
-        dtypes = [t.dtype for t in outputs]
-        if not outputs or tf.resource in dtypes or tf.variant in dtypes:
-            continue
-        parts = [f"{node.name}/{i}" for i in range(len(outputs))]
-        graph_def.node.extend(map(stand_in, parts, dtypes, known[node.name]))
-        node.CopyFrom(tf.compat.v1.NodeDef(name=node.name, op="IdentityN", input=parts))
-        node.attr["T"].list.type.extend(dtype.base_dtype.as_datatype_enum for dtype in dtypes)
-    with tf.Graph().as_default() as inferred:
-        tf.graph_util.import_graph_def(graph_def, name="")
-    return inferred
+def _known_sizes(shapes: Mapping[str, Sizes]) -> int:
+    return sum(size is not None for sizes in shapes.values() for size in sizes)
+
+
+def _fitting(
+    graph: tf.Graph, known: Mapping[str, Sizes], likely: Mapping[str, Sizes]
+) -> dict[str, Sizes]:
+    """The known shapes of inputs, with as many of the likely sizes as do not contradict the graph.
+
+    Args:
+        graph: the graph.
+        known: shapes that it takes.
+        likely: the same with all sizes.
+    """
+    fitting = {name: [*sizes] for name, sizes in known.items()}
+    # The first sizes, mostly the batch, come before the others.
+    wanted = sorted(
+        (axis, name, likely[name][axis])
+        for name, sizes in known.items()
+        for axis, size in enumerate(sizes)
+        if size is None
+    )
+
+    def add(some: Sequence[tuple[int, str, int | None]]) -> None:
+        """Adds what fits: all at once, or else one half after the other."""
+        for axis, name, size in some:
+            fitting[name][axis] = size
+        try:
+            Inferred(graph, fitting, guess=False)
+        except ValueError:
+            for axis, name, _ in some:
+                fitting[name][axis] = None
+            if len(some) > 1:
+                add(some[: len(some) // 2])
+                add(some[len(some) // 2 :])
+
+    add(wanted)
+    return {**fitting}
 
 
 def stand_in(name: str, dtype: tf.DType, sizes: Sequence[int]) -> tf.compat.v1.NodeDef:

@@ -30,6 +30,7 @@ from tensorflow.python.framework import (
     function_def_to_graph,
     op_def_registry,
     ops,
+    tensor_util,
     test_util,
 )
 from tensorflow.python.grappler import cluster as grappler_cluster
@@ -287,6 +288,14 @@ def share_functions(graph: tf.Graph, other: tf.Graph) -> None:
     """
     for function in [*graph._functions.values()]:
         other._add_function_recursive(function)
+
+
+def constant(tensor: tf.Tensor) -> Any:
+    """The value of a tensor of a graph where known shapes and constants tell it, else None.
+
+    `tensor_util.try_evaluate_constant`: 2.12 on (1.13 on as a part of `smart_cond`).
+    """
+    return tensor_util.try_evaluate_constant(tensor)
 
 
 def is_registered(op_type: str) -> bool:

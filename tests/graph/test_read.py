@@ -126,3 +126,15 @@ def test_a_reading_in_the_order_of_a_plan_is_the_same_step(graph):
     assert dict(zip(other.operations, other.growth[len(problem.tensors) :], strict=True)) == dict(
         zip(reading.operations, reading.growth[len(problem.tensors) :], strict=True)
     )
+
+
+def test_no_size_of_ours_contradicts_a_graph(graph):
+    """What grows with the batch is looked for at sizes that nobody gave."""
+    x, labels = (v1.placeholder(tf.float32, (None, size)) for size in (10, None))
+    w = tf.ones((10, 10))
+    logits = tf.tanh(tf.tanh(x @ w, name="hidden") @ w)
+    reading = read_gradients(tf.nn.softmax_cross_entropy_with_logits(labels, logits), w)
+    assert reading.batch_size == 128
+    hidden = reading.tensor_of["hidden:0"]
+    assert reading.problem.tensors[hidden].bytes == 128 * 10 * 4
+    assert reading.growth[hidden] == 10 * 4

@@ -1,8 +1,11 @@
 """Shapes, as TensorFlow itself says of known graphs."""
 
+import numpy as np
+import pytest
 import tensorflow as tf
 
-from memory_saving_gradients.graph.shapes import NOMINAL_SIZES, Shapes
+from memory_saving_gradients.graph import calls
+from memory_saving_gradients.graph.shapes import NOMINAL_SIZES, InputSizes, Shapes, WrongSize
 
 v1 = tf.compat.v1
 
@@ -35,12 +38,49 @@ def test_a_batch_that_a_reshape_cannot_divide_takes_the_next_nominal_size(graph)
     assert shapes(y) == [NOMINAL_SIZES[1] * 2 // 7, 7]
 
 
-def test_shapes_that_no_nominal_size_suits_count_each_unknown_dimension(graph):
+def test_a_reshape_that_no_nominal_size_suits_keeps_the_count_of_elements(graph):
     x = v1.placeholder(tf.float32, (None, 1))
     y = tf.reshape(x, (-1, 11))
     shapes = Shapes(graph.get_operations())
     assert shapes(x) == [128, 1]
-    assert shapes(y) == [128, 11]
+    assert shapes(y) == [12, 11]
+
+
+def labels_of_unknown_shape():
+    """Labels as `compile()` of tf_keras makes them, which no size but 10 suits."""
+    x, labels = (v1.placeholder(tf.float32, (None, size)) for size in (10, None))
+    softened = tf.identity(0.9 * labels, name="softened")
+    return x, softened, tf.nn.softmax_cross_entropy_with_logits(softened, 2 * x)
+
+
+@pytest.mark.parametrize("given", [InputSizes(assumed=True), InputSizes(32)])
+def test_a_nominal_size_that_contradicts_the_graph_is_nobodys_error(graph, given):
+    x, softened, loss = labels_of_unknown_shape()
+    shapes = Shapes(graph.get_operations(), given)
+    batch = given.batch or 128
+    assert shapes.batch_size == batch
+    assert shapes(x) == [batch, 10]
+    assert shapes(softened)[0] == batch
+    assert shapes(loss) == [batch]
+
+
+def test_only_a_size_that_somebody_gave_is_wrong(graph):
+    x = v1.placeholder(tf.float32, (None, 6))
+    y = tf.tanh(x) + tf.zeros((7, 6))
+    wrong = InputSizes(5)
+    with pytest.raises(WrongSize, match="batch_size=5 contradicts the graph: Dimensions must be"):
+        Shapes(graph.get_operations(), wrong)
+    with pytest.raises(WrongSize, match="contradicts the graph: Node 'Placeholder'"):
+        Shapes(graph.get_operations(), InputSizes(shapes=(("Placeholder", (7, 5)),)))
+    for nobodys in (wrong.times(1, 5), wrong.inside(), InputSizes(assumed=True)):
+        assert Shapes(graph.get_operations(), nobodys)(y) == [7, 6]
+
+
+def test_what_the_user_says_of_a_shape_goes_on_to_what_is_made_of_it(graph):
+    (x,) = tf.numpy_function(lambda: np.zeros((4, 6), np.float32), [], [tf.float32])
+    x.set_shape((None, 6))
+    y = tf.tanh(tf.concat([x, x], 1))
+    assert Shapes(graph.get_operations())(y) == [128, 12]
 
 
 def test_an_unknown_rank_counts_as_a_scalar(graph):
@@ -65,3 +105,99 @@ def test_sizes_that_depend_on_data_and_an_unknown_batch(graph):
     rows = v1.placeholder(tf.float32, (None, 8))
     part = tf.tanh(tf.dynamic_partition(rows, v1.placeholder(tf.int32, (None,)), 4)[3])
     assert Shapes(graph.get_operations())(part) == [32, 8]
+
+
+def test_what_is_known_of_a_size_that_depends_on_data_stays(graph):
+    rows = v1.placeholder(tf.float32, (64, 8))
+    kind = v1.placeholder(tf.int32, (64,))
+    for _ in range(6):  # each can be told only once those before it are
+        parts = tf.dynamic_partition(tf.tanh(rows), kind, 4)
+        places = tf.dynamic_partition(tf.range(64), kind, 4)
+        hidden = [tf.tanh(part @ tf.ones((8, 24))) for part in parts]
+        rows = tf.dynamic_stitch(places, [h @ tf.ones((24, 8)) for h in hidden])
+    shapes = Shapes(graph.get_operations())
+    assert [shapes(h) for h in hidden] == [[16, 24]] * 4
+    assert shapes(rows) == [64, 8]
+    values = tf.exp(tf.cast(tf.unique(kind).y, tf.float32))
+    assert Shapes(graph.get_operations())(values) == [64]
+
+
+def windows(x, most):
+    """The windows of images, as Swin cuts them: their size depends on that of the images."""
+    batch, height, width, channels = tf.unstack(tf.shape(x))
+    size = tf.cond(height <= most, lambda: height, lambda: tf.constant(most))
+    over = (-height % size, -width % size)
+    padded = tf.pad(x, [(0, 0), (0, over[0]), (0, over[1]), (0, 0)])
+    turned = tf.cond(size < height, lambda: tf.roll(padded, (-1, -1), (1, 2)), lambda: padded)
+    down, right = (height + over[0]) // size, (width + over[1]) // size
+    cut = tf.reshape(turned, (batch, down, size, right, size, channels))
+    return tf.reshape(tf.transpose(cut, (0, 1, 3, 2, 4, 5)), (-1, size * size, channels))
+
+
+@pytest.mark.parametrize(("batch", "given"), [(4, InputSizes()), (None, InputSizes(4))])
+def test_sizes_that_are_computed_from_sizes(graph, batch, given):
+    x = v1.placeholder(tf.float32, (batch, 30, 30, 8))
+    cut = windows(x, 7)
+    whole = tf.tanh(windows(tf.nn.relu(x), 50))
+    again = tf.exp(windows(tf.reshape(cut, (-1, 35, 35, 8)), 7))
+    gradient = tf.gradients(tf.exp(cut), x)[0]
+    assert all(None in t.shape.as_list() for t in (cut, whole, again))
+    shapes = Shapes(graph.get_operations(), given)
+    assert shapes(cut) == [4 * 25, 49, 8]
+    assert shapes(whole) == [4, 900, 8]
+    assert shapes(again) == [4 * 25, 49, 8]
+    assert shapes(gradient) == [4, 30, 30, 8]
+
+
+def test_of_two_branches_of_which_either_may_be_taken_the_larger_counts(graph):
+    x = v1.placeholder(tf.float32, (None, 8))
+    small = v1.placeholder(tf.bool, ())
+    y = tf.cond(small, lambda: x[:2], lambda: tf.concat([x, x], 0))
+    assert y.shape.as_list() == [None, 8]
+    z = tf.tanh(y)
+    assert Shapes(graph.get_operations(), InputSizes(16))(z) == [32, 8]
+
+
+def test_the_shapes_of_a_call_are_those_of_the_function_for_its_inputs(graph):
+    @tf.function
+    def halves(x, size):
+        return tf.reshape(tf.tanh(x), (-1, size)), size // 2
+
+    y, size = halves(v1.placeholder(tf.float32, (6, 8)), tf.constant(4))
+    z = tf.exp(tf.reshape(y, (-1, size)))
+    shapes = Shapes(graph.get_operations())
+    assert shapes(y) == [12, 4]
+    assert shapes(z) == [24, 2]
+
+
+def test_sizes_that_nobody_knows_make_no_more_of_what_there_is(graph):
+    x = tf.zeros((6, 30, 16))
+    sizes = v1.placeholder(tf.int32, (4,))
+    y = tf.reshape(tf.tanh(x), sizes)
+    for _ in range(3):
+        y = tf.exp(tf.transpose(y, (2, 0, 3, 1)))
+        y = tf.reshape(y * tf.nn.relu(y), sizes)
+    (back,) = tf.gradients(y, x)
+    rows = tf.matmul(tf.reshape(y, (sizes[0], sizes[1])), tf.zeros((16, 5)))
+    shapes = Shapes(graph.get_operations())
+    assert shapes(y)[0] > 0
+    assert np.prod(shapes(y)) == 6 * 30 * 16
+    assert shapes(back) == [6, 30, 16]
+    assert np.prod(shapes(rows)) <= 6 * 30 * 16 * 5
+
+
+def test_a_loop_of_an_unknown_batch(graph):
+    """Its gradient is placed beside it; what it collects loses the batch."""
+    x = v1.placeholder(tf.float32, (None, 8))
+    (_, y) = tf.while_loop(
+        lambda i, _: i < 4, lambda i, y: (i + 1, tf.tanh(y)), (0, x), maximum_iterations=4
+    )
+    (back,) = tf.gradients(tf.exp(y), x)
+    shapes = Shapes(graph.get_operations(), InputSizes(16))
+    assert shapes(y) == [16, 8]
+    assert shapes(back) == [16, 8]
+    loop = next(op for op in graph.get_operations() if op.type == "StatelessWhile")
+    for body in calls.bodies(loop):
+        inside = shapes.within(loop, body, body.get_operations())
+        tanh = next(op for op in body.get_operations() if op.type == "Tanh")
+        assert inside(tanh.outputs[0]) == [16, 8]

@@ -1,0 +1,252 @@
+"""A copy of a graph, from which TensorFlow infers shapes once the sizes of inputs are known.
+
+TensorFlow computes with shapes as far as they are constants. What it leaves open is told to it as
+the copy is made: which branch is taken where a condition on sizes is a constant by then, and the
+likely sizes of what depends on data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import calls, tf_private
+
+#: A shape as far as it is known.
+Sizes: TypeAlias = Sequence[int | None]
+
+
+# In the place of "/" in names: an importer takes "a" for used where there is "a/b".
+_SLASH = ">"
+
+
+class Inferred:
+    """The shapes of a graph as TensorFlow infers them on a copy.
+
+    Nodes wait until the shapes of what they read are asked for; so each is imported once.
+
+    Args:
+        graph: the graph.
+        known: the shapes of inputs, by the name of the op.
+        guess: whether sizes that depend on data are to be the likely ones, else they stay unknown.
+
+    Raises:
+        ValueError: the shapes, or what is likely, contradict the graph.
+    """
+
+    def __init__(self, graph: tf.Graph, known: Mapping[str, Sizes], guess: bool = True) -> None:
+        self._guess = guess
+        self._copy = tf.Graph()
+        self._waiting = tf.compat.v1.GraphDef()
+        self._names: set[str] = set()  # of all nodes so far
+        self._missing: set[str] = set()  # what nodes so far read and is yet to come
+        self._stand_for: dict[str, str] = {}
+        self._add(graph, "", self._stand_for, known)
+        self._import()
+
+    def __call__(self, tensor: tf.Tensor) -> Sizes | None:
+        """The shape of a tensor of the graph; None for an unknown rank."""
+        return told(self._read(_copied(tensor, "", self._stand_for)))
+
+    def _read(self, name: str) -> tf.Tensor:
+        return self._copy.get_tensor_by_name(name if ":" in name else f"{name}:0")
+
+    def _add(
+        self,
+        graph: tf.Graph,
+        prefix: str,
+        stand_for: dict[str, str],
+        known: Mapping[str, Sizes],
+    ) -> None:
+        """Adds the nodes of a graph.
+
+        Args:
+            graph: the graph, or a function that the copy has in place of a call.
+            prefix: what their names begin with.
+            stand_for: names of tensors of the copy that stand for some of the graph: the inputs of
+                a function. What functions in place of calls return is added.
+            known: shapes, by the name of the op.
+        """
+        definition = graph.as_graph_def(add_shapes=True)
+        if not self._names:
+            self._waiting.library.CopyFrom(definition.library)
+            self._waiting.versions.CopyFrom(definition.versions)
+        for op, node in zip(graph.get_operations(), definition.node, strict=True):
+            if op.outputs and op.outputs[0].name in stand_for:
+                continue
+            shapes = node.attr["_output_shapes"].list.shape  # the importer merges them with its own
+            if node.name in known:
+                _set(shapes[0], merged(known[node.name], _sizes(shapes[0])))
+            node.name = prefix + node.name.replace("/", _SLASH)
+            node.attr.pop("_class", None)  # where it is to be placed
+            del node.input[:]
+            node.input.extend(_copied(t, prefix, stand_for) for t in op.inputs)
+            if not _tells_more(op) or self._missing:
+                self._append(node)
+            elif calls.calls(op):
+                self._call(op, node, stand_for)
+            else:
+                self._append_guessed(node, functools.partial(_by_data, op), node.input)
+
+    def _append(self, node: tf.compat.v1.NodeDef) -> None:
+        self._waiting.node.append(node)
+        self._names.add(node.name)
+        self._missing.discard(node.name)
+        self._missing |= {_owner(read) for read in node.input} - self._names
+
+    def _append_guessed(
+        self,
+        node: tf.compat.v1.NodeDef,
+        guess: Callable[[list[Sizes | None]], list],
+        reads: Iterable[str],
+    ) -> None:
+        """Appends a node with the shapes that `guess` makes of those of what it reads."""
+        if self._guess:
+            self._import()
+            made = node.attr["_output_shapes"].list.shape
+            likely = guess([told(self._read(read)) for read in reads])
+            for proto, sizes in zip(made, likely, strict=False):
+                _set(proto, merged(_sizes(proto), sizes))
+        self._append(node)
+
+    def _call(
+        self, op: tf.Operation, node: tf.compat.v1.NodeDef, stand_for: dict[str, str]
+    ) -> None:
+        """Adds, in place of an op, the function that it calls; a branch if sizes tell which one."""
+        bodies, given = calls.bodies(op), [*node.input]  # of an `If`, that for `True` comes last
+        if op.type in calls.BRANCHES:
+            self._import()
+            which, *given = given
+            taken = tf_private.constant(self._read(which))
+            if taken is not None and bodies:
+                bodies = [bodies[_index(taken, len(bodies))]]
+        if len(bodies) != 1:
+            self._append_guessed(node, functools.partial(_largest, bodies), given)
+            return
+        (body,) = bodies
+        inside = f"{node.name}{_SLASH}inlined{_SLASH}"
+        arguments = {t.name: read for t, read in zip(body.inputs, given, strict=True)}
+        self._add(body, inside, arguments, {})
+        shapes = node.attr["_output_shapes"].list.shape
+        for output, made, shape in zip(op.outputs, body.outputs, shapes, strict=True):
+            name = f"{node.name}{_SLASH}{output.value_index}"
+            one = tf.compat.v1.NodeDef(
+                name=name, op="Identity", input=[_copied(made, inside, arguments)]
+            )
+            one.attr["T"].type = output.dtype.base_dtype.as_datatype_enum
+            one.attr["_output_shapes"].list.shape.append(shape)
+            self._append(one)
+            stand_for[output.name] = name
+
+    def _import(self) -> None:
+        """Adds the waiting nodes to the copy; TensorFlow infers their shapes."""
+        ours = {node.name for node in self._waiting.node}
+        reads = {read for node in self._waiting.node for read in node.input}
+        stand_for = {read: self._read(read) for read in reads if _owner(read) not in ours}
+        try:
+            with self._copy.as_default():
+                tf.graph_util.import_graph_def(self._waiting, stand_for, name="")
+        except ValueError as error:
+            raise ValueError(str(error).replace(_SLASH, "/")) from None
+        del self._waiting.node[:]
+        self._waiting.library.Clear()
+
+
+def _copied(tensor: tf.Tensor, prefix: str, stand_for: Mapping[str, str]) -> str:
+    """The name in the copy of a tensor, of a graph whose names begin with `prefix` there."""
+    return stand_for.get(tensor.name) or prefix + tensor.name.replace("/", _SLASH)
+
+
+def _owner(read: str) -> str:
+    return read.partition(":")[0]
+
+
+def told(tensor: tf.Tensor) -> Sizes | None:
+    """The shape of a tensor as its graph tells it; None for an unknown rank."""
+    return None if tensor.shape.rank is None else tensor.shape.as_list()
+
+
+def _sizes(proto: Any) -> Sizes | None:
+    shape = tf.TensorShape(proto)
+    return None if shape.rank is None else shape.as_list()
+
+
+def _set(proto: Any, sizes: Sizes | None) -> None:
+    proto.CopyFrom(tf.TensorShape(sizes).as_proto())
+
+
+def filled(sizes: Sizes, size: int) -> list[int]:
+    """A shape with `size` for all unknown sizes."""
+    return [size if known is None else known for known in sizes]
+
+
+def merged(first: Sizes | None, second: Sizes | None) -> Sizes | None:
+    """The first shape, with the sizes of the second one where the first leaves them unknown."""
+    if first is None or second is None or len(first) != len(second):
+        return second if first is None else first
+    return [there if here is None else here for here, there in zip(first, second, strict=True)]
+
+
+_BY_DATA = frozenset(
+    "DynamicPartition DynamicStitch ParallelDynamicStitch Where Unique UniqueV2".split()
+)
+
+
+def _tells_more(op: tf.Operation) -> bool:
+    """Whether what `op` reads may tell of its outputs what TensorFlow does not infer."""
+    if op.type in _BY_DATA:
+        return any(not t.shape.is_fully_defined() for t in op.outputs)
+    if calls.calls(op) and (op.type in calls.BRANCHES or calls.is_plain_call(op)):
+        # A size, or what is known of one, may be among its results.
+        plain = [t for t in op.outputs if t.dtype not in (tf.resource, tf.variant)]
+        return any(
+            not t.shape.is_fully_defined() or t.dtype.is_integer or t.dtype.is_bool for t in plain
+        )
+    return False
+
+
+def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
+    """The likely shapes of the outputs of an op whose data tell them.
+
+    The parts of a partition are taken to be of equal size, a mask to leave all in, and the places
+    that are stitched together, and the values that are to be unique, to differ from each other.
+    """
+    if any(sizes is None or None in sizes for sizes in inputs):
+        return []
+    shapes = [filled(sizes or (), 0) for sizes in inputs]
+    if op.type == "Where":
+        return [[math.prod(shapes[0]), len(shapes[0])]]
+    if op.type == "DynamicPartition":
+        rows, by = shapes
+        return [[math.prod(by) // len(op.outputs), *rows[len(by) :]] for _ in op.outputs]
+    if op.type in ("Unique", "UniqueV2"):
+        return [shapes[0]]
+    count = len(shapes) // 2
+    places, rows = shapes[:count], shapes[count]
+    return [[sum(map(math.prod, places)), *rows[len(places[0]) :]]]
+
+
+def _index(taken: object, count: int) -> int:
+    """Which branch is taken: one that there is not means the last."""
+    index = int(taken)  # type: ignore[call-overload]
+    return index if 0 <= index < count else count - 1
+
+
+def _largest(bodies: Sequence[tf.Graph], inputs: Sequence[Sizes | None]) -> list[Sizes | None]:
+    """Of each output the shape in the branch in which it is largest, where shapes are known."""
+    found: list[list[Sizes | None]] = []
+    for body in bodies:
+        given = zip(body.inputs, inputs, strict=True)
+        known = {t.op.name: sizes for t, sizes in given if sizes is not None}
+        with contextlib.suppress(ValueError):  # these sizes do not take this branch
+            found.append([*map(Inferred(body, known), body.outputs)])
+    return [max(shapes, key=_elements) for shapes in zip(*found, strict=True)]
+
+
+def _elements(sizes: Sizes | None) -> int:
+    return 0 if sizes is None else math.prod(filled(sizes, 0))
