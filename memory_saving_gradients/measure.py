@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph.runtimes import compiler
+from memory_saving_gradients.graph.runtimes import compiler, kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,20 +46,59 @@ def session_events(
         feed_dict: the inputs.
 
     Returns:
-        The events. Fed inputs, constants and variables are not among them.
+        The events. Fed inputs, constants and variables are not among them, nor is scratch space
+        that a kernel allocates and never writes to: the process does not have it.
     """
     metadata = tf.compat.v1.RunMetadata()
     options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
     with _large_blocks_apart():
         session.run(fetches, feed_dict, options=options, run_metadata=metadata)
+    nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    shape_of = _shapes(nodes, feed_dict or {})
     events = [
-        Event(record.alloc_micros, record.alloc_bytes, node.node_name)
-        for device in metadata.step_stats.dev_stats
-        for node in device.node_stats
-        for memory in node.memory
-        for record in memory.allocation_records
+        Event(record.alloc_micros, size, node.node_name)
+        for node in nodes
+        for size, record in _touched(node, session.graph, shape_of)
     ]
     return sorted(events, key=lambda event: event.micros)
+
+
+def _shapes(nodes: Sequence[Any], fed: dict) -> Callable[[tf.Tensor], Sequence[int]]:
+    """Gives the shapes that tensors had in a traced step."""
+    known = {
+        f"{node.node_name}:{output.slot}": [
+            dimension.size for dimension in output.tensor_description.shape.dim
+        ]
+        for node in nodes
+        for output in node.output
+    }
+    known |= {getattr(one, "name", one): np.shape(value) for one, value in fed.items()}
+
+    def shape_of(tensor: tf.Tensor) -> Sequence[int]:
+        static = tensor.shape
+        return known[tensor.name] if not static.is_fully_defined() else static.as_list()
+
+    return shape_of
+
+
+def _touched(
+    node: Any, graph: tf.Graph, shape_of: Callable[[tf.Tensor], Sequence[int]]
+) -> Iterator[tuple[int, Any]]:
+    """The allocation records of a node, with the bytes that it writes to."""
+    scratch = untouched = 0
+    with contextlib.suppress(KeyError):  # an op in a function, or a shape that nobody saw
+        op = graph.get_operation_by_name(node.node_name)
+        untouched = kernels.untouched(op, shape_of)
+        scratch = untouched + kernels.workspace(op, shape_of) if untouched else 0
+    for memory in node.memory:
+        for record in memory.allocation_records:
+            size = record.alloc_bytes
+            if untouched and abs(abs(size) - scratch) < _ROUNDING:
+                size -= untouched if size > 0 else -untouched
+            yield size, record
+
+
+_ROUNDING = 4096  # an allocation may be so much larger than what is asked for
 
 
 @contextlib.contextmanager

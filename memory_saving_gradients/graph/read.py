@@ -148,7 +148,10 @@ def read(
     if cost_model == "measured":
         measured = measure_ops(step, operations, shapes)
         seconds |= {name: found.seconds for name, found in measured.items()}
-        workspaces |= {name: found.workspace for name, found in measured.items()}
+        for op in kept_ops:
+            if op.name in measured:
+                allocated = measured[op.name].workspace
+                workspaces[op.name] = max(0, allocated - runtime.untouched(op, shapes))
     moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in kept_ops}
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in kept_ops] or [0.0]))
     problem_ops = []

@@ -56,6 +56,9 @@ class Executor(Runtime):
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
         return kernels.workspace(op, shape) if self._on_cpu(op) else 0
 
+    def untouched(self, op: tf.Operation, shape: ShapeOf) -> int:
+        return kernels.untouched(op, shape) if self._on_cpu(op) else 0
+
     def untold_bytes(self, op: tf.Operation, output: int, shape: ShapeOf) -> int:
         return kernels.reserve_bytes(op, output, shape) if self._on_cpu(op) else 0
 

@@ -6,6 +6,7 @@ tests/graph/runtimes/test_kernels.py and tests/test_onednn.py trace them again.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -28,11 +29,10 @@ _L3_BYTES = 30 * 2**20
 def workspace(op: tf.Operation, shape: ShapeOf) -> int:
     """Bytes of scratch space that `op`'s kernel takes beside its inputs and outputs.
 
-    The convolution formulas are those of TensorFlow's `conv_grad_filter_ops` and
-    `conv_grad_input_ops` (Eigen kernels): as many images are unrolled at a time as fill the
-    last-level cache; those of volumes do it alike (`conv_grad_ops_3d`). oneDNN's kernels, for
-    float32 and bfloat16, take far less and count as none, but for the filters' gradients of volumes
-    without AVX-512. `Einsum` transposes.
+    What it allocates and never writes to does not count (see `untouched`): the process does not
+    have it. oneDNN's kernels for gradients of convolutions, for float32 and bfloat16, take far less
+    than Eigen's and count as none, but for the filters' gradients of volumes without AVX-512.
+    `Einsum` transposes.
 
     Args:
         op: the op.
@@ -45,22 +45,11 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
     if op.type == "MaxPoolGrad":
         # The maxima of each window again, and their positions as int64.
         return math.prod(shape(op.inputs[1])) * (size + 8)
-    if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput") and not (
-        onednn_enabled() and op.outputs[0].dtype in _REGISTERS
-    ):
-        is_filter = op.type == "Conv2DBackpropFilter"
-        kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
-        batch, height, width, filters = shape(op.inputs[2])
-        if None in kernel:
-            return 0
-        unrolled = height * width * math.prod(kernel[:3])
-        work = unrolled + height * width * filters + math.prod(kernel)
-        threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
-        one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
-        images = 1 if one_image else math.ceil(_L3_BYTES / size / work)
-        return images * unrolled * size
-    if op.type in ("Conv3DBackpropFilterV2", "Conv3DBackpropInputV2"):
-        return (_unrolled_volume if onednn_enabled() else _unrolled_volumes)(op, shape)
+    images = _unrolled(op, shape)
+    if images is not None:
+        return min(images.at_once, images.batch) * images.bytes
+    if op.type == "Conv3DBackpropFilterV2":
+        return _unrolled_volume(op, shape)
     if op.type == "Pow" and np.all(tf.get_static_value(op.inputs[1]) == 3):
         # Grappler makes x * x**2 of it.
         return math.prod(shape(op.outputs[0])) * size
@@ -71,6 +60,57 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
     return 0
 
 
+def untouched(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes that `op`'s kernel allocates as scratch space and never writes to.
+
+    Eigen's gradients of convolutions allocate for as many images as fill the last-level cache, even
+    if the batch has fewer. Allocation records have all of it, the process only what is written to.
+    """
+    images = _unrolled(op, shape)
+    return max(0, images.at_once - images.batch) * images.bytes if images else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unrolled:
+    """The images or volumes that a kernel unrolls.
+
+    Attributes:
+        at_once: how many its scratch space has room for.
+        batch: how many there are.
+        bytes: of one, unrolled.
+    """
+
+    at_once: int
+    batch: int
+    bytes: int
+
+
+def _unrolled(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
+    """What Eigen's gradient of a convolution unrolls; None for another op or kernel."""
+    if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput"):
+        onednns = onednn_enabled() and op.outputs[0].dtype in _REGISTERS
+        return None if onednns else _unrolled_images(op, shape)
+    if op.type in ("Conv3DBackpropFilterV2", "Conv3DBackpropInputV2") and not onednn_enabled():
+        return _unrolled_volumes(op, shape)
+    return None
+
+
+def _unrolled_images(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
+    """Of a 2-D convolution: `conv_grad_filter_ops` and `conv_grad_input_ops` of TensorFlow."""
+    size = op.outputs[0].dtype.size
+    is_filter = op.type == "Conv2DBackpropFilter"
+    kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
+    batch, height, width, filters = shape(op.inputs[2])
+    if None in kernel:
+        return None
+    unrolled = height * width * math.prod(kernel[:3])
+    work = unrolled + height * width * filters + math.prod(kernel)
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
+    one_image = not is_filter and (batch == 1 or work / threads >= _L2_BYTES / size)
+    at_once = 1 if one_image else math.ceil(_L3_BYTES / size / work)
+    return _Unrolled(at_once, batch, unrolled * size)
+
+
 def _unrolled_volume(op: tf.Operation, shape: ShapeOf) -> int:
     """Bytes that oneDNN's gradient of a 3-D convolution, without AVX-512, unrolls a volume into.
 
@@ -78,7 +118,7 @@ def _unrolled_volume(op: tf.Operation, shape: ShapeOf) -> int:
     (`gemm_convolution_utils.cpp`). Each thread that has run one keeps it; one counts here.
     """
     kernel = op.outputs[0].shape.as_list()
-    if op.type != "Conv3DBackpropFilterV2" or None in kernel or _has_avx512():
+    if None in kernel or not onednn_enabled() or _has_avx512():
         return 0
     layer = math.prod(shape(op.inputs[2])[2:4]) * math.prod(kernel[:4])
     return (math.prod(shape(op.inputs[0])[1:]) + layer) * op.outputs[0].dtype.size
@@ -93,22 +133,24 @@ def _has_avx512() -> bool:
     )
 
 
-def _unrolled_volumes(op: tf.Operation, shape: ShapeOf) -> int:
-    """Bytes that Eigen's gradient of a 3-D convolution unrolls volumes into."""
+def _unrolled_volumes(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
+    """Of a 3-D convolution: `conv_grad_ops_3d` of TensorFlow."""
     is_filter = op.type == "Conv3DBackpropFilterV2"
     kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
     volumes = shape(op.inputs[0] if is_filter else op.outputs[0])
     gradient = shape(op.inputs[2])
     dtype = op.outputs[0].dtype
     if None in kernel or dtype not in (tf.float32, tf.float64):
-        return 0
+        return None
     positions = math.prod(gradient[1:4])
     unrolled = positions * math.prod(kernel[:4])
     work = unrolled + positions * kernel[4] + math.prod(kernel)
-    at_once = math.ceil(_cache_for_volumes() // dtype.size / work)
-    elements = unrolled * (1 if gradient[0] == 1 and not is_filter else at_once)
+    one_volume = gradient[0] == 1 and not is_filter
+    at_once = 1 if one_volume else math.ceil(_cache_for_volumes() // dtype.size / work)
     inputs = math.prod(volumes) + math.prod(kernel) + math.prod(gradient)
-    return elements * dtype.size if elements // inputs <= _MOST_UNROLLED else 0
+    if at_once * unrolled // inputs > _MOST_UNROLLED:
+        return None
+    return _Unrolled(at_once, gradient[0], unrolled * dtype.size)
 
 
 _MOST_UNROLLED = 25  # times the inputs; what would be larger is not unrolled

@@ -90,6 +90,10 @@ class Runtime(abc.ABC):
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
         """Bytes that `op` takes beside its inputs and outputs while it runs."""
 
+    def untouched(self, op: tf.Operation, shape: ShapeOf) -> int:
+        """Bytes that `op` allocates beside those, and never writes to."""
+        return 0
+
     def untold_bytes(self, op: tf.Operation, output: int, shape: ShapeOf) -> int:
         """Bytes of an output that has another size than its shape says; 0 if it has that size."""
         return 0
