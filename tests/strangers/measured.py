@@ -37,6 +37,12 @@ ASKED: dict[str, dict[str, Any]] = {
 RUNS = 5
 
 
+#: How far a prediction may be off, and from which peak on.
+OFF, LARGE = 0.15, 20e6
+#: What rounding makes of the values at most: batch norm at random initialisation amplifies it.
+ROUNDING = 1e-3
+
+
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """One way of running a step.
@@ -61,7 +67,7 @@ def measure(module: str, name: str) -> dict[str, Measured]:
     """Measures one program in a fresh process.
 
     Args:
-        module: the module beside this one that has it among its STRANGERS.
+        module: the module that has it among its STRANGERS.
         name: its name there.
 
     Returns:
@@ -86,13 +92,47 @@ def measure(module: str, name: str) -> dict[str, Measured]:
     return {way: Measured(**one) for way, one in found.items()}
 
 
+def faults(found: dict[str, Measured]) -> list[str]:
+    """What is wrong with a program's step, a sentence each."""
+    plain = found["plain"]
+    said = []
+    for way, one in found.items():
+        predicted, measured = f"{one.predicted / 1e6:.1f} MB", f"{one.measured / 1e6:.1f} MB"
+        large = max(one.predicted, one.measured) > LARGE
+        if not one.error <= ROUNDING:  # NaN is none
+            said.append(f"{way}: values are off by {one.error:.2g}")
+        if large and abs(one.predicted - one.measured) > OFF * one.measured:
+            said.append(f"{way}: predicted {predicted}, measured {measured}")
+        if large and one.planned and one.measured > plain.measured:
+            said.append(f"{way}: takes {measured}, plain {plain.measured / 1e6:.1f} MB")
+        if one.refused and plain.measured <= one.refused:
+            met = f"plain meets with {plain.measured / 1e6:.1f} MB"
+            said.append(f"{way}: refused {one.refused / 1e6:.1f} MB, which {met}")
+    return said
+
+
+def table(rows: Sequence[tuple[str, dict[str, Measured]]]) -> list[str]:
+    """A line for each program: predicted and measured MB, the share of plain, and the values."""
+    lines = [f"{'model':28}" + "".join(f"{way:^34}" for way in ASKED)]
+    for name, found in rows:
+        cells = []
+        for way, one in found.items():
+            cell = f"{one.predicted / 1e6:8.1f} {one.measured / 1e6:8.1f}"
+            if way != "plain":
+                share = one.measured / found["plain"].measured
+                cell += f" {share:5.2f} {f'{one.error:.0e}' if one.error else '='}"
+            if one.refused:
+                cell += f" {one.refused / 1e6:.1f} refused"
+            cells.append(f"{cell:34}")
+        lines.append(f"{name:28}{''.join(cells)}".rstrip())
+    return lines
+
+
 def _main(module: str, name: str) -> None:
     tf.config.experimental.enable_op_determinism()
     warnings.filterwarnings("ignore", "memory_saving_gradients")
     keras.utils.set_random_seed(3)
-    forward, inputs, variables = importlib.import_module(f"tests.strangers.{module}").STRANGERS[
-        name
-    ]()
+    forward, inputs, variables = importlib.import_module(module).STRANGERS[name]()
     tensors = [tf.constant(x) for x in inputs]
     before = [v.numpy() for v in variables]
     results = {}

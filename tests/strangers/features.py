@@ -1,0 +1,1 @@
+STRANGERS = {}; KNOWN = {}

@@ -1,0 +1,81 @@
+"""Programs that nobody here wrote: the same values, less memory, and what was foretold, measured.
+
+A table of all is printed at the end of the run.
+"""
+
+import importlib.util
+
+import pytest
+
+from tests.strangers import features, hub, hugging_face, probability, processes
+from tests.strangers.measured import Measured, faults, measure, table
+from tests.strangers.steps import compare
+
+#: module of programs: the package that they need, if any but those of the other tests
+PACKAGES = {
+    features: None,
+    hub: None,
+    hugging_face: "transformers",
+    probability: "tensorflow_probability",
+    processes: "gpflow",
+}
+#: A key of ASKED: what the values are compared for where oneDNN's fusions round otherwise.
+WITHOUT_ONEDNN = {"memory": "memory", "0.6": "half"}
+
+
+def rows():
+    for module, package in PACKAGES.items():
+        absent = package and not importlib.util.find_spec(package)
+        for name in module.STRANGERS:
+            marks = [pytest.mark.skip(f"{package} is not installed: extra zoo")] if absent else []
+            if name in module.KNOWN:
+                marks.append(pytest.mark.xfail(reason=module.KNOWN[name], strict=False))
+            short = module.__name__.rpartition(".")[2]
+            yield pytest.param(module, name, marks=marks, id=f"{short}: {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize(("module", "name"), rows())
+def test_a_step_takes_what_was_foretold(module, name, monkeypatch, record_property):
+    found = measure(module.__name__, name)
+    record_property("measured", (name, found))
+    assert not faults(found)
+    for way, one in found.items():
+        if one.error:
+            compare(*module.STRANGERS[name](), WITHOUT_ONEDNN[way], monkeypatch)
+
+
+def found(**memory):
+    plain = Measured(50_000_000, 51_000_000, False, 0.0, None)
+    less = {"predicted": 22_000_000, "measured": 23_000_000, "planned": True, "error": 0.0}
+    return {"plain": plain, "memory": Measured(**{**less, "refused": None, **memory})}
+
+
+@pytest.mark.parametrize(
+    ("memory", "says"),
+    [
+        ({}, []),
+        ({"error": 1e-7}, []),
+        ({"error": 0.3}, ["memory: values are off by 0.3"]),
+        ({"error": float("nan")}, ["memory: values are off by nan"]),
+        ({"measured": 27_000_000}, ["memory: predicted 22.0 MB, measured 27.0 MB"]),
+        ({"predicted": 5_000_000, "measured": 8_000_000}, []),
+        (
+            {"predicted": 48_000_000, "measured": 52_000_000},
+            ["memory: takes 52.0 MB, plain 51.0 MB"],
+        ),
+        ({"planned": False, "predicted": 50_000_000, "measured": 52_000_000}, []),
+        ({"refused": 30_000_000}, []),
+        ({"refused": 52_000_000}, ["memory: refused 52.0 MB, which plain meets with 51.0 MB"]),
+    ],
+)
+def test_what_is_a_fault(memory, says):
+    assert faults(found(**memory)) == says
+
+
+def test_table():
+    heading, line, refused = table([("one", found()), ("two", found(refused=30_000_000))])
+    assert heading.split()[:2] == ["model", "plain"]
+    assert line.split() == "one 50.0 51.0 22.0 23.0 0.45 =".split()
+    assert refused.endswith("30.0 refused")
