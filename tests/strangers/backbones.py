@@ -289,9 +289,7 @@ BACKBONES: dict[str, Callable[..., tuple[keras.Model, Any]]] = {
 }
 
 
-def _causal(
-    name: str, batch: int = BATCH
-) -> tuple[keras.Model, dict[str, np.ndarray], np.ndarray]:
+def _causal(name: str, batch: int = BATCH) -> tuple[keras.Model, dict[str, np.ndarray], np.ndarray]:
     """A compiled language model, inputs and labels, for `model.fit(x, y)`."""
     backbone, x = _backbone(f"{name}Backbone", batch)
     model = getattr(keras_hub.models, f"{name}CausalLM")(backbone, preprocessor=None)

@@ -195,7 +195,9 @@ def _distance(ours: Sequence[np.ndarray], plain: Sequence[np.ndarray]) -> float:
     pairs = [(a, b) for a, b in zip(ours, plain, strict=True) if a.dtype.kind in "fc"]
     if all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
         return 0.0
-    difference = np.sqrt(sum(np.sum(np.abs(np.subtract(a, b, dtype=None)) ** 2.0) for a, b in pairs))
+    difference = np.sqrt(
+        sum(np.sum(np.abs(np.subtract(a, b, dtype=None)) ** 2.0) for a, b in pairs)
+    )
     return float(difference / np.sqrt(sum(np.sum(np.abs(b) ** 2.0) for _, b in pairs)))
 
 

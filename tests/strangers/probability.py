@@ -68,9 +68,7 @@ def _spline_flow() -> Program:
     def layer(first: tf.Variable) -> Any:
         def spline(x: tf.Tensor, _: int, **__: Any) -> Any:
             widths, heights, slopes = tf.unstack(tf.einsum("bi,kij->kbj", tf.tanh(x), first))
-            sizes = [
-                tf.nn.softmax(tf.reshape(y, [-1, 4, 8])) * 4 + 0.01 for y in (widths, heights)
-            ]
+            sizes = [tf.nn.softmax(tf.reshape(y, [-1, 4, 8])) * 4 + 0.01 for y in (widths, heights)]
             inner = tf.nn.softplus(tf.reshape(slopes, [-1, 4, 8])[..., 1:]) + 0.01
             return tfb.RationalQuadraticSpline(*sizes, inner, range_min=-2)
 
@@ -127,7 +125,9 @@ def _bayesian_layers() -> Program:
 
     dense = tfp.layers.DenseFlipout
     model = tf_keras.Sequential(
-        [tf_keras.layers.Input((32,))] + [dense(128, activation="tanh") for _ in range(4)] + [dense(1)]
+        [tf_keras.layers.Input((32,))]
+        + [dense(128, activation="tanh") for _ in range(4)]
+        + [dense(1)]
     )
 
     def forward(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

@@ -106,13 +106,13 @@ def _deep_kernel(count: int) -> Program:
 
 #: name: makes what is differentiated, the arrays that it takes, and its variables
 STRANGERS: dict[str, Callable[[], Program]] = {
-    "BayesianGPLVM": partial(_latent, 512),
-    "CGLB": partial(_exact, "CGLB", 512, inducing_variable=_data(64)[0]),
+    "BayesianGPLVM": partial(_latent, 1024),
+    "GPMC": partial(_exact, "GPMC", 1024),
     "GPR": partial(_exact, "GPR", 1024),
     "SGPR": partial(_exact, "SGPR", 4096, inducing_variable=_data(128)[0]),
     "SVGP, classes": partial(_classes, 4096),
     "SVGP, outputs": partial(_sparse, 2048),
-    "VGP": partial(_exact, "VGP", 512),
+    "VGP": partial(_exact, "VGP", 768),
     "deep kernel": partial(_deep_kernel, 4096),
 }
 

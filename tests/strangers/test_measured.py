@@ -3,6 +3,7 @@
 A table of all is printed at the end of the run.
 """
 
+import dataclasses
 import importlib.util
 
 import pytest
@@ -24,6 +25,7 @@ WITHOUT_ONEDNN = {"memory": "memory", "0.6": "half"}
 
 
 def rows():
+    found = []
     for module, package in PACKAGES.items():
         absent = package and not importlib.util.find_spec(package)
         for name in module.STRANGERS:
@@ -31,7 +33,8 @@ def rows():
             if name in module.KNOWN:
                 marks.append(pytest.mark.xfail(reason=module.KNOWN[name], strict=False))
             short = module.__name__.rpartition(".")[2]
-            yield pytest.param(module, name, marks=marks, id=f"{short}: {name}")
+            found.append(pytest.param(module, name, marks=marks, id=f"{short}: {name}"))
+    return found
 
 
 @pytest.mark.slow
@@ -39,7 +42,8 @@ def rows():
 @pytest.mark.parametrize(("module", "name"), rows())
 def test_a_step_takes_what_was_foretold(module, name, monkeypatch, record_property):
     found = measure(module.__name__, name)
-    record_property("measured", (name, found))
+    row = {way: dataclasses.asdict(one) for way, one in found.items()}
+    record_property("measured", (name, row))
     assert not faults(found)
     for way, one in found.items():
         if one.error:
