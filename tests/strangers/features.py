@@ -142,5 +142,5 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "neural ODE": _neural_ode,
 }
 
-#: name: what fails today, and how
+#: name: why it takes another peak today than what was foretold
 KNOWN: dict[str, str] = {}

@@ -68,5 +68,5 @@ STRANGERS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], list[Any]
     "ViTImageClassifier": partial(_task, "ViT", "ImageClassifier", 1024, num_classes=10),
 }
 
-#: name: what fails today, and how
+#: name: why it takes another peak today than what was foretold
 KNOWN: dict[str, str] = {}

@@ -207,5 +207,5 @@ STRANGERS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], list[Any]
     ),
 }
 
-#: name: what fails today, and how
+#: name: why it takes another peak today than what was foretold
 KNOWN: dict[str, str] = {}

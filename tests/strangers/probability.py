@@ -269,5 +269,5 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "time series": _time_series,
 }
 
-#: name: what fails today, and how
+#: name: why it takes another peak today than what was foretold
 KNOWN: dict[str, str] = {}

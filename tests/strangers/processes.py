@@ -116,5 +116,5 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "deep kernel": partial(_deep_kernel, 4096),
 }
 
-#: name: what fails today, and how
+#: name: why it takes another peak today than what was foretold
 KNOWN: dict[str, str] = {}
