@@ -11,7 +11,7 @@ FIGURES = ["matplotlib"]
 BOARD = ["tensorboard"]
 #: XLA's compiler for GPUs that need not be there; its door is a private one, so of one release.
 XLA_GPU = ["jax", "jax-cuda12-plugin", "jax-cuda12-pjrt"]
-#: Whose models the slow tests train. GPflow wants a numpy below 2, transformers 5 has no TensorFlow.
+#: Whose models the slow tests train. GPflow wants numpy 1; transformers 5 has no TensorFlow.
 ZOO = ["gpflow", "tensorflow-probability[tf]", "transformers<5"]
 
 setup(

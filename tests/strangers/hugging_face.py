@@ -52,7 +52,8 @@ def _model(
     def forward(*tensors: tf.Tensor) -> Any:
         return dict(model(dict(zip(inputs, tensors, strict=True)), training=True))
 
-    return forward, list(inputs.values()), model.variables
+    # Some decide by the values of tensors: without AutoGraph they cannot be traced.
+    return tf.autograph.to_graph(forward), list(inputs.values()), model.variables
 
 
 def _text(name: str, batch: int, **config: Any) -> partial:

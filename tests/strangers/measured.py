@@ -1,7 +1,8 @@
 """What a step of somebody else's program takes: predicted, and measured in a process of its own.
 
 python -m tests.strangers.measured MODULE NAME: prints what it found as JSON. The memory of the
-process is that of the step alone; oneDNN and the threads are as TensorFlow has them.
+process is that of the step alone; oneDNN and the threads are as TensorFlow has them. With a way of
+`steps.WAYS` behind, that way's values are compared with plain's instead.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.measure import StepPeak
-from tests.strangers.steps import loss_of
+from tests.strangers.steps import compare, loss_of
 
 #: What is asked for, in the order of the table.
 ASKED: dict[str, dict[str, Any]] = {
@@ -79,17 +81,36 @@ def measure(module: str, name: str) -> dict[str, Measured]:
     environment = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
     # Freed blocks go back to the system at once: resident memory is memory in use.
     environment |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    found = json.loads(_in_a_process(environment, module, name).splitlines()[-1])
+    return {way: Measured(**one) for way, one in found.items()}
+
+
+def compare_bits(module: str, name: str, way: str) -> None:
+    """Compares a program's step with plain's in a fresh process, without oneDNN's rounding.
+
+    Args:
+        module: as in `measure`.
+        name: as in `measure`.
+        way: a key of `steps.WAYS`.
+
+    Raises:
+        RuntimeError: they differ; see `steps.compare`.
+    """
+    _in_a_process({**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}, module, name, way)
+
+
+def _in_a_process(environment: dict[str, str], *arguments: str) -> str:
+    """What this module prints: packages that cannot be loaded beside each other stay apart."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.strangers.measured", module, name],
+        [sys.executable, "-m", "tests.strangers.measured", *arguments],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{name} failed: {done.stderr[-3000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {way: Measured(**one) for way, one in found.items()}
+        raise RuntimeError(f"{' '.join(arguments)} failed: {done.stderr[-3000:]}")
+    return done.stdout
 
 
 def faults(found: dict[str, Measured]) -> list[str]:
@@ -126,11 +147,22 @@ def table(rows: Sequence[tuple[str, dict[str, Measured]]]) -> list[str]:
     return lines
 
 
-def _main(module: str, name: str) -> None:
+def _main(module: str, name: str, way: str | None = None) -> None:
     tf.config.experimental.enable_op_determinism()
     warnings.filterwarnings("ignore", "memory_saving_gradients")
     keras.utils.set_random_seed(3)
-    forward, inputs, variables = importlib.import_module(module).STRANGERS[name]()
+    program = importlib.import_module(module).STRANGERS[name]()
+    if way:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            compare(*program, way, monkeypatch)
+    else:
+        found = _measured(*program)
+        print(json.dumps({asked: dataclasses.asdict(one) for asked, one in found.items()}))
+
+
+def _measured(
+    forward: Callable[..., Any], inputs: Sequence[Any], variables: Sequence[tf.Variable]
+) -> dict[str, Measured]:
     tensors = [tf.constant(x) for x in inputs]
     before = [v.numpy() for v in variables]
     results = {}
@@ -153,7 +185,7 @@ def _main(module: str, name: str) -> None:
             error=_distance(values, results["plain"][2]),
             refused=refused,
         )
-    print(json.dumps({way: dataclasses.asdict(one) for way, one in found.items()}))
+    return found
 
 
 def _traced(

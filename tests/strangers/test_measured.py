@@ -9,8 +9,7 @@ import importlib.util
 import pytest
 
 from tests.strangers import features, hub, hugging_face, probability, processes
-from tests.strangers.measured import ROUNDING, Measured, faults, measure, table
-from tests.strangers.steps import compare
+from tests.strangers.measured import ROUNDING, Measured, compare_bits, faults, measure, table
 
 #: module of programs: the package that they need, if any but those of the other tests
 PACKAGES = {
@@ -36,16 +35,15 @@ def rows():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize(("module", "name"), rows())
-def test_a_step_takes_what_was_foretold(module, name, monkeypatch, record_property):
+def test_a_step_takes_what_was_foretold(module, name, record_property):
     found = measure(module.__name__, name)
     row = {way: dataclasses.asdict(one) for way, one in found.items()}
     record_property("measured", (name, row))
     for way, one in found.items():
         assert one.error <= ROUNDING, way
         if one.error:
-            compare(*module.STRANGERS[name](), WITHOUT_ONEDNN[way], monkeypatch)
+            compare_bits(module.__name__, name, WITHOUT_ONEDNN[way])
     said = faults(found)
     if said and name in module.KNOWN:
         pytest.xfail(f"{module.KNOWN[name]}: {'; '.join(said)}")
