@@ -143,4 +143,7 @@ STRANGERS: dict[str, Callable[[], Program]] = {
 }
 
 #: name: why it takes another peak today than what was foretold
-KNOWN: dict[str, str] = {}
+KNOWN: dict[str, str] = {
+    "RNN-T": "what the loop of a scan keeps is not all foretold",
+    "neural ODE": "a loop whose condition is of floats: what its rounds keep is not foretold",
+}

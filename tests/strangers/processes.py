@@ -116,5 +116,11 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "deep kernel": partial(_deep_kernel, 4096),
 }
 
+_MATRICES = "kernels of linear algebra take a copy or two of a matrix that is not foretold"
+
 #: name: why it takes another peak today than what was foretold
-KNOWN: dict[str, str] = {}
+KNOWN: dict[str, str] = {
+    **dict.fromkeys("GPMC GPR SGPR VGP".split(), _MATRICES),
+    "BayesianGPLVM": _MATRICES,
+    "SVGP, classes": _MATRICES,
+}
