@@ -274,7 +274,7 @@ KNOWN: dict[str, str] = {
     "autoencoder": "memory takes 9 MB more than foretold, for no known reason",
     "differential equation": "an adaptive solver is a loop: what its rounds keep is not foretold",
     "eight schools": "takes 8 MB more than foretold, but not plain, for no known reason",
-    "gaussian process": "kernels of linear algebra take copies of a matrix that are not foretold",
+    "gaussian process": "Cholesky packs its matrix into memory that is not foretold",
     "spline flow": "some MB of many small tensors are not foretold",
     "time series": "a filter is a loop: what its rounds keep is less than foretold",
 }

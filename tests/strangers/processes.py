@@ -116,7 +116,7 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "deep kernel": partial(_deep_kernel, 4096),
 }
 
-_MATRICES = "kernels of linear algebra take a copy or two of a matrix that is not foretold"
+_MATRICES = "Cholesky and products of float64 pack their matrices into memory that is not foretold"
 
 #: name: why it takes another peak today than what was foretold
 KNOWN: dict[str, str] = {
