@@ -75,10 +75,10 @@ _OUTSIDE = "memory outside of TensorFlow's allocator, of a kernel not yet found"
 KNOWN: dict[str, str] = {
     **dict.fromkeys(
         """CLIPBackbone DenseNetBackbone DFineBackbone EfficientNetBackbone FluxBackbone
-        GPT2CausalLM Gemma3Backbone GemmaCausalLM Llama3CausalLM MiTBackbone MixtralBackbone Qwen3_5Backbone
-        QwenMoeCausalLM RWKV7Backbone ResNetBackbone RetinaNetBackbone SAMBackbone
-        SegFormerImageSegmenter SigLIPBackbone StableDiffusion3Backbone SwinTransformerBackbone
-        XLNetBackbone XceptionBackbone""".split(),
+        GPT2CausalLM Gemma3Backbone GemmaCausalLM Llama3CausalLM MiTBackbone
+        MixtralBackbone Qwen3_5Backbone QwenMoeCausalLM RWKV7Backbone ResNetBackbone
+        RetinaNetBackbone SAMBackbone SegFormerImageSegmenter SigLIPBackbone
+        StableDiffusion3Backbone SwinTransformerBackbone XLNetBackbone XceptionBackbone""".split(),
         _CHUNKS,
     ),
     "DebertaV3Backbone": _OUTSIDE,
