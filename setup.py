@@ -11,6 +11,8 @@ FIGURES = ["matplotlib"]
 BOARD = ["tensorboard"]
 #: XLA's compiler for GPUs that need not be there; its door is a private one, so of one release.
 XLA_GPU = ["jax", "jax-cuda12-plugin", "jax-cuda12-pjrt"]
+#: Whose models the slow tests train. GPflow wants numpy 1; transformers 5 has no TensorFlow.
+ZOO = ["gpflow", "tensorflow-probability[tf]", "transformers<5"]
 
 setup(
     name="memory_saving_gradients",
@@ -67,6 +69,7 @@ setup(
             "ruff",
             "tf_keras",
         ],
+        "zoo": ZOO,
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },
 )

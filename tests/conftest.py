@@ -21,6 +21,22 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter):
+    from tests.strangers.measured import Measured, table
+
+    rows = [
+        (name, {way: Measured(**one) for way, one in found.items()})
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for key, (name, found) in report.user_properties
+        if key == "measured"
+    ]
+    if rows:
+        terminalreporter.section("peaks in MB: predicted, measured, share of plain, values")
+        terminalreporter.write_line("\n".join(table(sorted(rows))))
+
+
 @pytest.fixture
 def deterministic():
     """Seeds set and kernels deterministic, as bit-for-bit comparisons need."""

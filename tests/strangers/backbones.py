@@ -250,10 +250,10 @@ SHAPES: dict[tuple[str, str], tuple[int, ...]] = {
 }
 
 
-def _random(backbone: str, name: str, spec: Any) -> np.ndarray:
+def _random(backbone: str, name: str, spec: Any, batch: int) -> np.ndarray:
     """A value for that input; tokens, labels and indices are in range."""
     rng = np.random.default_rng(0)
-    shape = BATCH, *SHAPES.get((backbone, name), [size or LENGTH for size in spec.shape[1:]])
+    shape = batch, *SHAPES.get((backbone, name), [size or LENGTH for size in spec.shape[1:]])
     if name == "pixel_position_ids":  # (x, y) of the patches
         return np.broadcast_to(np.indices((4, 4), "int32").reshape(2, -1).T, shape)
     if name in ("vision_indices", "position_ids"):
@@ -265,33 +265,33 @@ def _random(backbone: str, name: str, spec: Any) -> np.ndarray:
     return rng.random(shape, "float32")
 
 
-def _backbone(name: str) -> tuple[keras.Model, Any]:
-    """The model, and inputs for a batch of BATCH in the structure that it takes."""
+def _backbone(name: str, batch: int = BATCH) -> tuple[keras.Model, Any]:
+    """The model, and inputs for a batch in the structure that it takes."""
     model = small(name)
     if hasattr(model, "configure_scheduler"):
         model.configure_scheduler(2)
     inputs = model.input
     if isinstance(inputs, dict):
-        return model, {key: _random(name, key, spec) for key, spec in inputs.items()}
+        return model, {key: _random(name, key, spec, batch) for key, spec in inputs.items()}
     if isinstance(inputs, list):
-        return model, [_random(name, spec.name, spec) for spec in inputs]
-    return model, _random(name, inputs.name, inputs)
+        return model, [_random(name, spec.name, spec, batch) for spec in inputs]
+    return model, _random(name, inputs.name, inputs, batch)
 
 
 #: name: why there is no such model in BACKBONES
 SKIPPED: dict[str, str] = {"Backbone": "abstract", "FeaturePyramidBackbone": "abstract"}
 
 #: name: builds the model and inputs; without aliases of a class
-BACKBONES: dict[str, Callable[[], tuple[keras.Model, Any]]] = {
+BACKBONES: dict[str, Callable[..., tuple[keras.Model, Any]]] = {
     name: partial(_backbone, name)
     for name, cls in sorted(vars(keras_hub.models).items())
     if name.endswith("Backbone") and cls.__name__ == name and name not in SKIPPED
 }
 
 
-def _causal(name: str) -> tuple[keras.Model, dict[str, np.ndarray], np.ndarray]:
+def _causal(name: str, batch: int = BATCH) -> tuple[keras.Model, dict[str, np.ndarray], np.ndarray]:
     """A compiled language model, inputs and labels, for `model.fit(x, y)`."""
-    backbone, x = _backbone(f"{name}Backbone")
+    backbone, x = _backbone(f"{name}Backbone", batch)
     model = getattr(keras_hub.models, f"{name}CausalLM")(backbone, preprocessor=None)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model, x, np.roll(x["token_ids"], -1, 1)
