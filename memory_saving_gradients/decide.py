@@ -13,7 +13,7 @@ from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planning import runs
 from memory_saving_gradients.planning.budget import UNBOUNDED, pinning, within
 from memory_saving_gradients.planning.frontier import cheaper_than
-from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 from memory_saving_gradients.progress import shown
@@ -44,7 +44,19 @@ def decide(reading: Reading, wish: Wish) -> Plan:
     schedule, given = _schedule(reading, wish, budget)
     if budget is not None and peak(reading, schedule) > budget:
         raise unreachable(reading, schedule, budget, wish.most_runs != UNBOUNDED)
-    ordered, moved, _ = problem.in_order_of(schedule)
+    return _judged(reading, wish, schedule, given, budget)
+
+
+def plain(reading: Reading, wish: Wish, budget: int) -> Plan:
+    """The plan that recomputes nothing, whatever the budget."""
+    made = _judged(reading, wish, baseline(reading.problem), [], budget)
+    return dataclasses.replace(made, peak_bytes=made.baseline_peak_bytes)
+
+
+def _judged(
+    reading: Reading, wish: Wish, schedule: Schedule, given: list[str], budget: int | None
+) -> Plan:
+    ordered, moved, _ = reading.problem.in_order_of(schedule)
     reading = reading.in_order_of(ordered)
     plan = Plan.of(wish.strategy, ordered, moved, given, budget)
     return dataclasses.replace(

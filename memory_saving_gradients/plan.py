@@ -49,7 +49,10 @@ class Plan:
         batch_assumed: whether nobody said that size.
         growth: the bytes that each tensor, and then the scratch space of each op, gains with every
             example of the batch; empty where `batch_size` is None.
-        measured_peak_bytes: the peak of a real run, in bytes, where `verify=True` asked for one.
+        measured_peak_bytes: the peak of a real run, in bytes, where `verify=True` or a budget asked
+            for one: what TensorFlow's allocator was asked for.
+        process_peak_bytes: what the process grew by in such a run, in bytes, where that is another
+            figure by more than a tenth; the larger one is held against a budget.
         compiled_peak_bytes: what XLA allocates for the step beside its arguments and results, in
             bytes, by its compiler's own report; None where that was not asked.
         compiled_for: what it was compiled for: "h100", say, or "this machine".
@@ -74,6 +77,7 @@ class Plan:
     batch_assumed: bool = False
     growth: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     measured_peak_bytes: int | None = None
+    process_peak_bytes: int | None = None
     compiled_peak_bytes: int | None = None
     compiled_for: str = ""
     baseline_one_thread_bytes: int | None = None
@@ -197,6 +201,7 @@ class Plan:
             batch_assumed=False,
             baseline_one_thread_bytes=None,
             measured_peak_bytes=None,
+            process_peak_bytes=None,
             compiled_peak_bytes=None,
         )
 
@@ -380,6 +385,8 @@ class Plan:
         measured = ""
         if self.measured_peak_bytes is not None:
             measured = f", measured {self.measured_peak_bytes / 1e6:.1f} MB"
+        if self.process_peak_bytes is not None:
+            measured += f" ({self.process_peak_bytes / 1e6:.1f} MB of the process)"
         if self.compiled_peak_bytes is not None:
             compiled = f"{self.compiled_peak_bytes / 1e6:.1f} MB"
             measured = f", {compiled} by XLA's compiler for {self.compiled_for}"

@@ -27,7 +27,7 @@ from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.progress import shown
-from memory_saving_gradients.verify import apply
+from memory_saving_gradients.verify import apply, by_measurement
 from memory_saving_gradients.warning import warn
 
 #: What takes back edits of a graph, oldest first.
@@ -82,6 +82,17 @@ def plan_and_rewrite(
 def _plan_and_rewrite_one(step: BackwardPass, wish: Wish) -> Plan:
     """The plan by which the step is rewritten."""
     reading = read(step, wish.cost_model, wish.sizes)
+    try:
+        return _predicted(step, wish, reading)
+    except BudgetError as error:
+        plan = by_measurement(reading, wish, error)
+        if plan is None:
+            raise
+        return plan
+
+
+def _predicted(step: BackwardPass, wish: Wish, reading: Reading) -> Plan:
+    """The plan that predictions lead to, applied."""
     if _asks_for_branches(wish, reading):
         with contextlib.suppress(_NoBetter):
             return _plan_with_branches(step, wish, reading)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from memory_saving_gradients.budgets import BudgetError
-from memory_saving_gradients.decide import decide
+from memory_saving_gradients.decide import decide, plain
 from memory_saving_gradients.graph import order, tf_private
 from memory_saving_gradients.graph.read import Reading
 from memory_saving_gradients.graph.rewrite import rewrite
 from memory_saving_gradients.graph.runtimes import compiler
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.trace import CannotMeasure, stand_ins
-from memory_saving_gradients.measure import session_peak
+from memory_saving_gradients.measure import available_bytes, session_peak, step_peak
 from memory_saving_gradients.options import Wish
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.planning.stretches import fewer_stretches
 from memory_saving_gradients.progress import shown
 from memory_saving_gradients.warning import warn
@@ -29,6 +31,11 @@ from memory_saving_gradients.why import missed
 _ROUNDS = 3
 # A budget that was missed is tightened by what it was missed by, and so much more.
 _MARGIN = 0.99
+# The allocator and the process agree within this share, and within what a process grows by anyway.
+_AGREE = 0.1
+_NOISE = 8 * 2**20
+# Where no plan is predicted to keep a budget, one that is off by so much is measured.
+_PERHAPS = 1.25
 # A rehearsal is no run: so far it may be off.
 _TOLERANCE = 1.06
 # How much of a budget a compiled step is to use, and how far it may lie above.
@@ -166,7 +173,7 @@ def _fitted(reading: Reading, plan: Plan, wish: Wish) -> Plan:
                 return fewer
         return chosen
     if wish.verify:
-        raise missed(reading, budget, _compiled_peak(lowest))
+        raise missed(reading, budget, _compiled_peak(lowest), lowest)
     warn(
         f"memory_saving_gradients: XLA's compiler for {target} allocates "
         f"{_compiled_peak(lowest) / 1e6:.1f} MB for this step where {budget / 1e6:.1f} MB are "
@@ -243,24 +250,86 @@ def _held(
         most: bytes, or None for any.
         proof: of a plan and the nodes that it runs gives the peak, and the plan with what it found.
     """
-    budget, peaks = plan.budget_bytes, []
+    budget = plan.budget_bytes
+    tried: list[tuple[int, Plan]] = []
     for _ in range(_ROUNDS):
         with contextlib.suppress(_Missed), tf_private.all_or_nothing():
             found, proven = proof(plan, _rewrite(reading, plan))
-            peaks.append(found)
+            tried.append((found, proven))
             if most is not None and found > most:
                 raise _Missed
             return dataclasses.replace(proven, budget_bytes=budget)
-        allowed = int(plan.peak_bytes * (budget or 0) / peaks[-1] * _MARGIN)
+        allowed = int(plan.peak_bytes * (budget or 0) / found * _MARGIN)
         try:
             plan = decide(reading, dataclasses.replace(wish, budget=allowed))
         except BudgetError:
             break
-    raise missed(reading, budget or 0, min(peaks))
+    lowest, plan = min(tried, key=lambda one: one[0])
+    raise missed(reading, budget or 0, lowest, plan)
+
+
+def by_measurement(reading: Reading, wish: Wish, error: BudgetError) -> Plan | None:
+    """Has a step keep a budget in a measured run, where no plan is predicted to keep it.
+
+    The plain step is tried, and the plan of the lowest predicted peak, if that is close.
+
+    Args:
+        reading: the step.
+        wish: what was asked for.
+        error: what predictions, or runs of other plans, led to.
+
+    Returns:
+        The plan that was applied; None if no run keeps the budget, or none can be had.
+    """
+    budget = error.budget_bytes
+    on_cpu = reading.step.runtime.runs_in_sessions and not tf.config.list_physical_devices("GPU")
+    if not on_cpu or not _has_room(reading):
+        return None
+    try:
+        unchanged = plain(reading, wish, budget)
+        found, plan = _measured(reading, unchanged)
+        if found <= budget:
+            warn(_kept(error, "the plain step, which stays as it is,", found))
+            return plan
+        if wish.verify or error.lowest_peak_bytes > _PERHAPS * budget:
+            return None
+        lowest = decide(reading, dataclasses.replace(wish, budget=error.lowest_peak_bytes))
+        with tf_private.all_or_nothing():
+            _rewrite(reading, lowest)
+            found, plan = _measured(reading, lowest)
+            if found > budget:
+                raise _Missed
+        warn(_kept(error, "the plan of that peak", found))
+        return dataclasses.replace(plan, budget_bytes=budget)
+    except _Missed:
+        return None
+    except Exception as unexpected:  # the user is to see the error that this might have spared
+        logger.info("this step is not measured: %s", unexpected)
+        return None
+
+
+def _kept(error: BudgetError, what: str, found: int) -> str:
+    return (
+        f"memory_saving_gradients: memory_budget of {error.budget_bytes / 1e6:.1f} MB is kept by "
+        f"no plan as predicted: the lowest peak would be {error.lowest_peak_bytes / 1e6:.1f} MB. "
+        f"But {what} takes {found / 1e6:.1f} MB, as measured"
+    )
+
+
+def _has_room(reading: Reading) -> bool:
+    """Whether this machine has room for the plain step, even if that takes twice what is said."""
+    with contextlib.suppress(OSError):
+        return 2 * plain_peak(reading.problem) < available_bytes()
+    return False
 
 
 def _measured(reading: Reading, plan: Plan) -> tuple[int, Plan]:
-    """The peak of a run of the step as it is now, in bytes; the plan says it."""
+    """The peak of a run of the step as it is now, in bytes; the plan says it.
+
+    It is the larger one of what TensorFlow's allocator is asked for and of what the process grows
+    by: oneDNN's allocator hands out chunks that can be nearly twice as large. Without that one,
+    tensors lie in the C library's heap, and what a process grows by depends on what it ran before.
+    """
     operations = order.dependencies(t.op for t in reading.step.results)
     shapes = Shapes([*operations], reading.sizes)
     with (
@@ -268,5 +337,12 @@ def _measured(reading: Reading, plan: Plan) -> tuple[int, Plan]:
         stand_ins(reading.step, operations, shapes) as (session, fetches, fed),
     ):
         session.run(fetches, fed)
-        peak = session_peak(session, fetches, fed)
-    return peak, dataclasses.replace(plan, measured_peak_bytes=peak)
+        asked = session_peak(session, fetches, fed)
+        grown = asked
+        if tf_private.onednn_enabled():
+            with contextlib.suppress(OSError):  # the system does not tell
+                grown = step_peak(functools.partial(session.run, fetches, fed))
+    agree = abs(grown - asked) <= max(_AGREE * asked, _NOISE)
+    return asked if agree else max(asked, grown), dataclasses.replace(
+        plan, measured_peak_bytes=asked, process_peak_bytes=None if agree else grown
+    )

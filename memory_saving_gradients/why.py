@@ -65,19 +65,26 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
     )
 
 
-def missed(reading: Reading, budget: int, lowest: int) -> BudgetError:
+def missed(reading: Reading, budget: int, lowest: int, plan: Plan) -> BudgetError:
     """The error that says that plans keep a budget, and runs do not.
 
     Args:
         reading: the step.
         budget: the budget, in bytes.
         lowest: the lowest peak that was measured, in bytes.
+        plan: the plan of it.
     """
     target = reading.step.target
+    both = ""
+    if plan.process_peak_bytes is not None:
+        both = (
+            f" That is the process; TensorFlow's allocator was asked for "
+            f"{(plan.measured_peak_bytes or 0) / 1e6:.1f} MB."
+        )
     return BudgetError(
         f"memory_budget of {budget / 1e6:.1f} MB is kept by no run for the gradients of "
-        f"{_named(target.name, target.op)}: the lowest measured peak is {lowest / 1e6:.1f} MB. "
-        f"Allow at least {_said(lowest)}, or make the batch smaller.",
+        f"{_named(target.name, target.op)}: the lowest measured peak is {lowest / 1e6:.1f} MB."
+        f"{both} Allow at least {_said(lowest)}, or make the batch smaller.",
         budget,
         lowest,
     )

@@ -11,10 +11,12 @@ from memory_saving_gradients import (
     get_plans,
     gradients,
     gradients_memory,
+    verify,
 )
 from memory_saving_gradients.budgets import parse_budget
 from memory_saving_gradients.decide import WrongPlan
 from memory_saving_gradients.graph.runtimes.compiler import CannotCompile
+from memory_saving_gradients.graph.runtimes.executor import Executor
 from memory_saving_gradients.graph.shapes import WrongSize
 from memory_saving_gradients.graph.trace import CannotMeasure
 from test_models import Chain, build_v1
@@ -132,6 +134,56 @@ def test_an_impossible_budget_says_what_is_possible_and_leaves_the_graph_plain(g
     assert lowest > 1000
     gradients(step.loss, step.variables, memory_budget=f"{lowest}B")
     assert plan_of(graph).peak_bytes <= lowest
+
+
+def counted_too_high(monkeypatch, scratch):
+    """Has predictions count so many bytes for every op that no op takes."""
+    monkeypatch.setattr(Executor, "scratch", lambda *_: scratch)
+
+
+def test_a_budget_that_the_plain_step_keeps_when_measured_is_not_refused(graph, monkeypatch):
+    with tf.Graph().as_default() as plain:
+        same = chain()
+        tf.gradients(same.loss, same.variables)
+    counted_too_high(monkeypatch, 20 * 10**6)
+    step = chain()
+    with pytest.warns(UserWarning, match=r"10.0 MB is kept by no plan .* the plain step, which"):
+        gradients(step.loss, step.variables, memory_budget="10MB")
+    plan = plan_of(graph)
+    assert graph.as_graph_def() == plain.as_graph_def()
+    assert plan.peak_bytes == plan.baseline_peak_bytes > 20 * 10**6
+    assert 0 < plan.measured_peak_bytes <= plan.budget_bytes == 10**7
+    assert not plan.recomputed
+    assert plan.overhead == 0
+
+
+def test_a_budget_that_a_plan_keeps_when_measured_is_not_refused(graph, monkeypatch):
+    counted_too_high(monkeypatch, 300_000)
+    with tf.Graph().as_default():
+        step = chain()
+        with pytest.raises(BudgetError) as refused:
+            gradients(step.loss, step.variables, memory_budget="1000B")
+    budget = refused.value.lowest_peak_bytes - 100_000
+    step = chain()
+    with pytest.warns(UserWarning, match="the plan of that peak takes"):
+        gradients(step.loss, step.variables, memory_budget=f"{budget}B")
+    plan = plan_of(graph)
+    assert plan.recomputed
+    assert plan.measured_peak_bytes <= budget == plan.budget_bytes < plan.peak_bytes
+
+
+@pytest.mark.parametrize("cause", ["no room", "no run"])
+def test_where_nothing_can_be_measured_the_budget_is_refused(graph, monkeypatch, cause):
+    def fail(*_):
+        raise RuntimeError("no such kernel")
+
+    counted_too_high(monkeypatch, 20 * 10**6)
+    if cause == "no room":
+        monkeypatch.setattr(verify, "available_bytes", lambda: 10**6)
+    monkeypatch.setattr(verify, "session_peak", fail)
+    step = chain()
+    with pytest.raises(BudgetError, match="the lowest peak found is"):
+        gradients(step.loss, step.variables, memory_budget="10MB")
 
 
 def test_max_recompute_bounds_the_runs(graph):

@@ -61,6 +61,48 @@ def test_a_budget_that_no_run_keeps_leaves_the_graph_plain(graph, monkeypatch):
         assert "recomputed" in op.name or not any("recomputed" in name for name in read)
 
 
+def process_takes(monkeypatch, *peaks):
+    """Has the process grow by so many bytes in the measured steps, one after the other."""
+    left = [*peaks]
+    monkeypatch.setattr(tf_private, "onednn_enabled", lambda: True)
+    monkeypatch.setattr(verify, "step_peak", lambda step: left.pop(0))
+
+
+def test_what_the_process_takes_is_held_against_the_budget(graph, monkeypatch):
+    process_takes(monkeypatch, 18 * 10**6, 5 * 10**6)
+    step = build_v1(Chain(24, width=64), 1024)
+    gradients(step.loss, step.variables, memory_budget="9MB", verify=True)
+    (plan,) = get_plans()
+    assert plan.peak_bytes < 5 * 10**6
+    assert plan.process_peak_bytes is None
+    assert "of the process" not in str(plan)
+
+
+def test_where_allocator_and_process_disagree_both_are_said(graph, monkeypatch):
+    process_takes(monkeypatch, 3 * 10**7, *[4 * 10**7] * 3)
+    step = build_v1(Chain(24, width=64), 1024)
+    gradients(step.loss, step.variables, checkpoints="memory", verify=True)
+    (plan,) = get_plans()
+    assert plan.measured_peak_bytes == pytest.approx(plan.peak_bytes, rel=0.05)
+    assert plan.process_peak_bytes == 3 * 10**7
+    assert "(30.0 MB of the process)" in str(plan)
+    with pytest.raises(BudgetError, match=r"peak is 40.0 MB. That is the process; .* asked for \d"):
+        gradients(step.loss, step.variables, memory_budget="5MB", verify=True)
+
+
+def test_where_the_system_tells_nothing_the_allocator_counts(graph, monkeypatch):
+    def fail(step):
+        raise OSError("no /proc")
+
+    monkeypatch.setattr(tf_private, "onednn_enabled", lambda: True)
+    monkeypatch.setattr(verify, "step_peak", fail)
+    step = build_v1(Chain(24, width=64), 1024)
+    gradients(step.loss, step.variables, memory_budget=0.5, verify=True)
+    (plan,) = get_plans()
+    assert plan.measured_peak_bytes <= plan.budget_bytes
+    assert plan.process_peak_bytes is None
+
+
 def test_fit():
     model = keras.Sequential([keras.layers.Dense(128, "tanh") for _ in range(12)])
     model.compile("adam", "mse")

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -147,7 +148,17 @@ def _scratch(node: Any) -> int:
 
 
 def _value(tensor: tf.Tensor, shapes: Shapes, random: np.random.Generator) -> np.ndarray:
-    dtype = tensor.dtype.base_dtype
+    """A stand-in; it lies where TensorFlow reads it as it is, so that a run has no copy of it."""
+    dtype, shape = tensor.dtype.base_dtype, shapes(tensor)
+    kind = np.dtype(dtype.as_numpy_dtype)
+    if kind.hasobject:
+        return np.zeros(shape, kind)
+    room = np.zeros(math.prod(shape) * kind.itemsize + _ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT
+    value = room[begin : len(room) - _ALIGNMENT + begin].view(kind).reshape(shape)
     if dtype.is_floating or dtype.is_complex:
-        return (0.05 * random.standard_normal(shapes(tensor))).astype(dtype.as_numpy_dtype)
-    return np.zeros(shapes(tensor), dtype.as_numpy_dtype)
+        value[...] = 0.05 * random.standard_normal(shape)
+    return value
+
+
+_ALIGNMENT = 64  # of what Eigen computes with; what lies otherwise is copied

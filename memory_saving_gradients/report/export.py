@@ -30,6 +30,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "baseline_one_thread_bytes": plan.baseline_one_thread_bytes,
         "peak_bytes": plan.peak_bytes,
         "measured_peak_bytes": plan.measured_peak_bytes,
+        "process_peak_bytes": plan.process_peak_bytes,
         "compiled_peak_bytes": plan.compiled_peak_bytes,
         "compiled_for": plan.compiled_for,
         "overhead": plan.overhead,

@@ -180,6 +180,7 @@ def _totals(plan: Plan, parts: list[facts.Segment]) -> RenderableType:
         "plain peak": f"{_mb(plan.baseline_peak_bytes)} MB",
         "peak": f"{_mb(plan.peak_bytes)} MB ({ratio:.2f}x less), as predicted",
         "measured peak": f"{_mb(plan.measured_peak_bytes or 0)} MB",
+        "process": f"{_mb(plan.process_peak_bytes or 0)} MB in that run",
         "compiled peak": f"{_mb(plan.compiled_peak_bytes or 0)} MB, by XLA's compiler for "
         f"{plan.compiled_for}",
         "budget": f"{_mb(plan.budget_bytes or 0)} MB",
@@ -193,6 +194,7 @@ def _totals(plan: Plan, parts: list[facts.Segment]) -> RenderableType:
     }
     absent = {
         "measured peak": plan.measured_peak_bytes is None,
+        "process": plan.process_peak_bytes is None,
         "compiled peak": plan.compiled_peak_bytes is None,
         "budget": plan.budget_bytes is None,
         "updates": not labels.waited_for,
