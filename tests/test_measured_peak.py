@@ -106,9 +106,9 @@ def test_small_batches_of_images():
     make = functools.partial(CifarResNet, 20)
     plain, _ = measured(make, 2, METHODS["tf.gradients"])
     ours, plan = measured(make, 2, METHODS["memory"])
-    assert plan.baseline_peak_bytes == pytest.approx(plain, rel=0.1)
+    assert plan.baseline_peak_bytes == pytest.approx(plain, rel=0.2)
     assert plan.baseline_peak_bytes < 8e6
-    assert plan.peak_bytes == pytest.approx(ours, rel=0.1)
+    assert plan.peak_bytes == pytest.approx(ours, rel=0.2)
     assert ours < 0.6 * plain
 
 

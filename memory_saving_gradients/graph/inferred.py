@@ -193,7 +193,8 @@ def merged(first: Sizes | None, second: Sizes | None) -> Sizes | None:
 
 
 _BY_DATA = frozenset(
-    "DynamicPartition DynamicStitch ParallelDynamicStitch Where Unique UniqueV2".split()
+    """DynamicPartition DynamicStitch ParallelDynamicStitch RaggedTensorToTensor Where Unique
+    UniqueV2""".split()
 )
 
 
@@ -213,8 +214,9 @@ def _tells_more(op: tf.Operation) -> bool:
 def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
     """The likely shapes of the outputs of an op whose data tell them.
 
-    The parts of a partition are taken to be of equal size, a mask to leave all in, and the places
-    that are stitched together, and the values that are to be unique, to differ from each other.
+    The parts of a partition and ragged rows are taken to be of equal size, a mask to leave all in,
+    and the places that are stitched together, and the values that are to be unique, to differ from
+    each other.
     """
     if any(sizes is None or None in sizes for sizes in inputs):
         return []
@@ -224,6 +226,12 @@ def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
     if op.type == "DynamicPartition":
         rows, by = shapes
         return [[math.prod(by) // len(op.outputs), *rows[len(by) :]] for _ in op.outputs]
+    if op.type == "RaggedTensorToTensor":
+        values, splits = shapes[1], shapes[-1]
+        if op.get_attr("row_partition_types") != [b"ROW_SPLITS"]:
+            return []
+        rows = max(splits[0] - 1, 1)
+        return [[rows, -(-values[0] // rows), *values[1:]]]
     if op.type in ("Unique", "UniqueV2"):
         return [shapes[0]]
     count = len(shapes) // 2

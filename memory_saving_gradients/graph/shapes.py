@@ -159,6 +159,8 @@ class Shapes:
         read = [t for t in op.inputs if t.dtype.size]
         if op.type in _LIKE_INPUTS:
             read = [op.inputs[tensor.value_index]]
+        if op.type in _BY_INDEX:  # as many as there are indices, not as what they are taken from
+            read = [op.inputs[1]]
         largest = max((self(t) for t in read), key=math.prod, default=[])
         if op.type in _SAME_ELEMENTS:
             return _spread(sizes, self(read[0]), math.prod(self(read[0])))
@@ -209,6 +211,7 @@ _INPUTS = ("Placeholder", "ReadVariableOp")
 _SAME_ELEMENTS = frozenset(
     "Reshape Transpose ConjugateTranspose ExpandDims Squeeze SpaceToDepth DepthToSpace".split()
 )
+_BY_INDEX = frozenset({"Gather", "GatherV2", "GatherNd", "ResourceGather"})
 _LIKE_INPUTS = frozenset({"IdentityN", "While", "StatelessWhile", "SymbolicGradient"})
 
 

@@ -92,7 +92,8 @@ def frontier(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
     with bar("planning for the frontier", 1 + len(STRATEGIES) + _BUDGETS) as tick:
         named = {}
         for name, strategy in STRATEGIES.items():
-            named[name] = point(strategy(problem))
+            # In the plan's own order of ops the same strategy may find another plan.
+            named[name] = point(plan.schedule if name == plan.strategy else strategy(problem))
             tick()
         lowest = within(problem, 0)
         tick()

@@ -76,7 +76,7 @@ def nothing_overlaps(figure):
 
 
 def test_the_frontier_has_the_plan_on_it():
-    plan = plan_of("unet")
+    plan = plan_of("resnet20", "speed")
     figure = plan.plot_frontier()
     (axes,) = figure.axes
     lines = {line.get_label(): line.get_xydata() for line in axes.lines}
