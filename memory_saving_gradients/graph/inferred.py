@@ -230,8 +230,8 @@ def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
         values, splits = shapes[1], shapes[-1]
         if op.get_attr("row_partition_types") != [b"ROW_SPLITS"]:
             return []
-        rows = max(splits[0] - 1, 1)
-        return [[rows, -(-values[0] // rows), *values[1:]]]
+        lines = max(splits[0] - 1, 1)
+        return [[lines, -(-values[0] // lines), *values[1:]]]
     if op.type in ("Unique", "UniqueV2"):
         return [shapes[0]]
     count = len(shapes) // 2
