@@ -22,19 +22,21 @@ def pytest_collection_finish():
 
 
 def pytest_terminal_summary(terminalreporter):
-    from tests.strangers.measured import Measured, table
-
-    rows = [
-        (name, {way: Measured(**one) for way, one in found.items()})
+    found = [
+        value
         for reports in terminalreporter.stats.values()
         for report in reports
         if getattr(report, "when", "") == "call"
-        for key, (name, found) in report.user_properties
+        for key, value in report.user_properties
         if key == "measured"
     ]
-    if rows:
-        terminalreporter.section("peaks in MB: predicted, measured, share of plain, values")
-        terminalreporter.write_line("\n".join(table(sorted(rows))))
+    if not found:
+        return
+    from tests.strangers.measured import Measured, table
+
+    rows = [(name, {way: Measured(**one) for way, one in ways.items()}) for name, ways in found]
+    terminalreporter.section("peaks in MB: predicted, measured, share of plain, values")
+    terminalreporter.write_line("\n".join(table(sorted(rows, key=lambda row: row[0]))))
 
 
 @pytest.fixture
