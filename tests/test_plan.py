@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import Plan, get_plans, gradients, measure
 from memory_saving_gradients.graph.runtimes.runtime import COPY
-from test_models import BiFPN, Chain, build_v1
+from test_models import Chain, StyleTransfer, build_v1
 
 v1 = tf.compat.v1
 
@@ -227,8 +227,8 @@ def test_an_integer_program_certifies_more(graph):
 def test_a_plan_says_what_the_plain_step_takes_with_one_thread(graph, monkeypatch):
     """A graph of v1 does not tell its session."""
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    model = BiFPN()
-    step = build_v1(model, 2)
+    model = StyleTransfer()
+    step = build_v1(model, 4)
     plain = tf.gradients(step.loss, step.variables)
     gradients(step.loss, step.variables, checkpoints=["Relu"])
     (plan,) = get_plans()
@@ -238,7 +238,7 @@ def test_a_plan_says_what_the_plain_step_takes_with_one_thread(graph, monkeypatc
     config = v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
     with v1.Session(config=config) as session:
         session.run(v1.global_variables_initializer())
-        feed = dict(zip(step.placeholders, model.example(2), strict=True))
+        feed = dict(zip(step.placeholders, model.example(4), strict=True))
         session.run(plain, feed)
         assert abs(measure.session_peak(session, plain, feed) / one - 1) < 0.1
 
