@@ -112,6 +112,28 @@ def test_small_batches_of_images():
     assert ours < 0.6 * plain
 
 
+def test_what_grappler_takes_out_is_not_foretold():
+    """A swish multiplies by one, in the forward pass and for the gradient."""
+
+    def run(differentiate):
+        with tf.Graph().as_default() as graph:
+            h = x = v1.placeholder(tf.float32, (1024, 128))
+            ws = [v1.get_variable(f"w{i}", (128, 128), use_resource=True) for i in range(6)]
+            for w in ws:
+                h = tf.nn.swish(h @ w)
+            fetches = differentiate(tf.reduce_mean(h**2), ws)
+            with v1.Session(config=v1.ConfigProto(inter_op_parallelism_threads=1)) as session:
+                session.run(v1.global_variables_initializer())
+                feed = {x: np.ones((1024, 128))}
+                session.run(fetches, feed)
+                return measure.session_peak(session, fetches, feed), get_plans(graph)
+
+    plain, _ = run(tf.gradients)
+    ours, (plan,) = run(functools.partial(gradients, checkpoints="memory"))
+    assert plan.baseline_peak_bytes == pytest.approx(plain, rel=0.05)
+    assert plan.peak_bytes == pytest.approx(ours, rel=0.05)
+
+
 def function_step(strategy):
     """A step for `measure.function_peak`; a process of its own runs it."""
     model = Chain(32, width=256)

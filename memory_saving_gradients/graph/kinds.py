@@ -6,7 +6,13 @@ records of a traced run on CPU; tests/graph/test_kinds.py traces them again.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
 import tensorflow as tf
+
+from memory_saving_gradients.graph import tf_private
 
 VIEWS = frozenset(
     """Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient EnsureShape
@@ -36,6 +42,14 @@ IN_PLACE = frozenset(
     TanhGrad Xdivy Xlogy""".split()
 )
 
+#: Ops that hand on an operand where the other one is, throughout, this value; which they may.
+_NEUTRAL: dict[str, tuple[int, tuple[int, ...]]] = {
+    **dict.fromkeys(["Mul", "MulNoNan"], (1, (0, 1))),
+    **dict.fromkeys(["Div", "RealDiv"], (1, (0,))),
+    **dict.fromkeys(["Add", "AddV2"], (0, (0, 1))),
+    "Sub": (0, (0,)),
+}
+
 #: Ops that compute: matrix products, convolutions, decompositions, transforms, calls of functions.
 #: The `speed` strategy keeps their outputs whatever the cost estimate says.
 EXPENSIVE = frozenset(
@@ -64,7 +78,56 @@ def shown_input(op: tf.Operation, output: int) -> int | None:
         return output
     if op.type in VIEWS or (op.type == "Unpack" and op.get_attr("axis") == 0):
         return 0
-    return None
+    return _handed_on(op) if op.type in _NEUTRAL else None
+
+
+def showing(op: tf.Operation, tensor: tf.Tensor) -> Iterator[tf.Tensor]:
+    """The outputs of `op` that show `tensor`."""
+    for i, output in enumerate(op.outputs):
+        shown = shown_input(op, i)
+        if shown is not None and op.inputs[shown] is tensor:
+            yield output
+
+
+def _handed_on(op: tf.Operation) -> int | None:
+    """The operand that a sum or product hands on, as the other one is neutral.
+
+    Grappler's constant folding (and XLA) takes such an op out: x * 1, x / 1, x + 0, x - 0. In a
+    graph of reference variables it makes a copy of x instead, if the step updates one.
+    """
+    if op.graph not in _handed_on_in:
+        _handed_on_in[op.graph] = None if tf_private.has_references(op.graph) else {}
+    known = _handed_on_in[op.graph]
+    if known is None:
+        return None
+    if op.name not in known:
+        value, places = _NEUTRAL[op.type]
+        handed_on = (
+            place
+            for place in places
+            if _fits_into(op.inputs[1 - place].shape, op.inputs[place].shape)
+            and _is_all(op.inputs[1 - place].op, value)
+        )
+        known[op.name] = next(handed_on, None)
+    return known[op.name]
+
+
+#: By graph: what `_handed_on` has told, by op; None for graphs of reference variables.
+_handed_on_in: weakref.WeakKeyDictionary[tf.Graph, dict[str, int | None] | None]
+_handed_on_in = weakref.WeakKeyDictionary()
+
+
+def _fits_into(shape: tf.TensorShape, other: tf.TensorShape) -> bool:
+    """Whether what is broadcast to both shapes has the other one."""
+    if shape.rank is None or other.rank is None or shape.rank > other.rank:
+        return False
+    pairs = zip(shape[::-1], other[::-1], strict=False)
+    return all(size == 1 or (size is not None and size == there) for size, there in pairs)
+
+
+def _is_all(op: tf.Operation, value: int) -> bool:
+    source = op.inputs[1].op if op.type == "Fill" else op
+    return source.type == "Const" and bool(np.all(tf.get_static_value(source.outputs[0]) == value))
 
 
 def is_of_the_step(op: tf.Operation) -> bool:

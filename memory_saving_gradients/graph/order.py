@@ -166,7 +166,7 @@ def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """The ops that read a tensor or a view of it."""
     for reader in tensor.consumers():
         yield reader
-        for output in reader.outputs if reader.type in kinds.VIEWS else ():
+        for output in kinds.showing(reader, tensor):
             yield from _readers(output)
 
 

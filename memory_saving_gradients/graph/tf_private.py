@@ -333,6 +333,11 @@ def is_reference(tensor: tf.Tensor) -> bool:
     return tensor.dtype._is_ref_dtype
 
 
+def has_references(graph: tf.Graph) -> bool:
+    """Whether `graph` has v1 reference variables. `DType._is_ref_dtype`: 1.0 on."""
+    return any(is_reference(t) for op in graph.get_operations() for t in op.outputs)
+
+
 _ends: weakref.WeakKeyDictionary[tf.Graph, tuple[Callable[[list], object], list]]
 _ends = weakref.WeakKeyDictionary()  # of the traces that are under way: what to call with what
 

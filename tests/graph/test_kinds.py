@@ -1,10 +1,14 @@
 """The kinds of op, against traced runs."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from memory_saving_gradients import measure
 from memory_saving_gradients.graph import kinds
 from tests.graph.tracing import allocated
+
+v1 = tf.compat.v1
 
 SIDE = 256
 BYTES = SIDE * SIDE * 4
@@ -62,6 +66,53 @@ def test_views_share_their_input(graph, kind):
     assert y.op.type == kind
     assert kinds.shown_input(y.op, 0) == 0
     assert allocated(y) == 0
+
+
+NEUTRAL = {
+    "x * 1": lambda x: tf.multiply(x, 1.0),
+    "1 * x": lambda x: tf.multiply(1.0, x),
+    "x / 1": lambda x: tf.divide(x, 1.0),
+    "x + 0": lambda x: tf.add(x, tf.zeros((SIDE,))),
+    "0 + x": lambda x: tf.add(0.0, x),
+    "x - 0": lambda x: tf.subtract(x, 0.0),
+    "x times ones": lambda x: tf.multiply(x, tf.fill((1, SIDE), 1.0)),
+}
+OTHERS = {
+    "1 / x": lambda x: tf.divide(1.0, x),
+    "x * 2": lambda x: tf.multiply(x, 2.0),
+    "a row * ones": lambda x: tf.multiply(x[:1], tf.ones((SIDE, SIDE))),
+    "x * a vector": lambda x: tf.multiply(x, np.linspace(1, 2, SIDE, dtype=np.float32)),
+}
+
+
+@pytest.mark.parametrize("rows", [SIDE, None])
+@pytest.mark.parametrize("kind", {**NEUTRAL, **OTHERS})
+def test_neutral_sums_and_products_share_their_input(graph, kind, rows):
+    x = v1.placeholder(tf.float32, (rows, SIDE))
+    h = tf.matmul(x, fresh())
+    y = {**NEUTRAL, **OTHERS}[kind](h)
+    assert (kinds.owner(y) is h) == (kind in NEUTRAL)
+    assert own_bytes(y, h, {x: np.ones((SIDE, SIDE))}) == (0 if kind in NEUTRAL else BYTES)
+
+
+def test_neutral_products_are_copies_where_reference_variables_are_updated(graph):
+    update = v1.Variable(1.0, use_resource=False).assign(2.0)
+    x = v1.placeholder(tf.float32, (SIDE, SIDE))
+    h = tf.matmul(x, fresh())
+    y = tf.multiply(h, 1.0)
+    assert kinds.owner(y) is y
+    assert own_bytes(y, h, {x: np.ones((SIDE, SIDE))}, update) == BYTES
+
+
+def own_bytes(y, h, feed, *others):
+    """The bytes that `y` takes beside `h`, which is read later, as Grappler has it run."""
+    with tf.control_dependencies([y]):
+        later = tf.cos(h)
+    with v1.Session(config=v1.ConfigProto(inter_op_parallelism_threads=1)) as session:
+        fetches = [tf.reduce_sum(tf.sin(y) * y * later), *others]
+        session.run(fetches, feed)
+        events = measure.session_events(session, fetches, feed)
+    return sum(e.bytes for e in events if e.node == y.op.name and e.bytes > 0)
 
 
 @pytest.mark.parametrize("tied", [True, False])

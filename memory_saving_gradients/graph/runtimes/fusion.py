@@ -96,13 +96,8 @@ def unbuffered(
 def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """The ops that read a tensor or a view of it."""
     for reader in tensor.consumers():
-        shown = [i for i in range(len(reader.outputs)) if _shows(reader, i, tensor)]
+        shown = [*kinds.showing(reader, tensor)]
         if not shown:
             yield reader
-        for i in shown:
-            yield from _readers(reader.outputs[i])
-
-
-def _shows(op: tf.Operation, output: int, tensor: tf.Tensor) -> bool:
-    shown = kinds.shown_input(op, output)
-    return shown is not None and op.inputs[shown] is tensor
+        for output in shown:
+            yield from _readers(output)

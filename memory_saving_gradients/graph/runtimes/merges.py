@@ -131,9 +131,10 @@ def _only_reader(op: tf.Operation) -> tf.Operation | None:
 
 def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     for reader in tensor.consumers():
-        if reader.type in kinds.VIEWS:
-            yield from _readers(reader.outputs[0])
-        elif reader.type not in kinds.SHAPE_ONLY:
+        shown = [*kinds.showing(reader, tensor)]
+        for output in shown:
+            yield from _readers(output)
+        if not shown and reader.type not in kinds.SHAPE_ONLY:
             yield reader
 
 

@@ -7,6 +7,7 @@ holds beyond the other, the plan does not know.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,8 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
         for t in reading.problem.ops[index].outputs:
             tensor = reading.problem.tensors[t]
             sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
-    needed = {op.name for op in order.dependencies(t.op for t in step.results)}
-    planned = _peak([n for n in written.node if n.name in needed], fetches, place, sizes)
+    needed = {op.name: op for op in order.dependencies(t.op for t in step.results)}
+    planned = _peak([n for n in written.node if n.name in needed], fetches, place, sizes, needed)
     return max(0, _peak(optimized.node, fetches, place, sizes) - planned)
 
 
@@ -56,8 +57,18 @@ def _peak(
     fetches: Sequence[str],
     place: Mapping[str, int],
     sizes: Mapping[str, int],
+    operations: Mapping[str, tf.Operation] = types.MappingProxyType({}),
 ) -> int:
-    """The most bytes that nodes hold at once, each run as late as the schedule says or can be."""
+    """The most bytes that nodes hold at once, each run as late as the schedule says or can be.
+
+    Args:
+        nodes: the nodes.
+        fetches: the tensors that live to the end.
+        place: where nodes are in the schedule, by name.
+        sizes: the bytes of tensors.
+        operations: the ops that nodes are, by name: sums and products among them may hand on an
+            operand, which Grappler has not taken out yet.
+    """
     by_name = {node.name: node for node in nodes}
     end_of_step = max(place.values()) + 1
     edges = nx.DiGraph()
@@ -77,8 +88,11 @@ def _peak(
         read = [_tensor(one) for one in node.input if not one.startswith("^")]
         read = [owner.get(tensor, tensor) for tensor in read]
         made = f"{name}:0"
-        if node.op in kinds.VIEWS and read:
-            owner[made] = read[0]
+        shown = 0 if node.op in kinds.VIEWS and read else None
+        if node.op in grappler.ASSOCIATIVE and name in operations:
+            shown = kinds.shown_input(operations[name], 0)
+        if shown is not None:
+            owner[made] = read[shown]
         elif node.op == "Const":
             size[made] = 0  # not the step's
         elif node.op in grappler.ASSOCIATIVE:  # of other operands than in the plan, maybe
