@@ -127,7 +127,8 @@ def read(
     backward = _backward(graph, operations, step)
     shapes = Shapes(operations, sizes)
     runtime = step.runtime
-    buffers = Buffers(operations, shapes, runtime, step.to_end)
+    idle = _idle(operations, step)
+    buffers = Buffers([op for op in operations if op not in idle], shapes, runtime, step.to_end)
     early = runtime.runs_early(graph, backward)
     executed, others = _as_run(graph, early, step)
     order.add_order_of_updates(graph, step)
@@ -137,7 +138,7 @@ def read(
     kept_ops = [
         op
         for op in ordered
-        if not buffers.is_view(op) and numbering.touches(op, tensor_of, buffers)
+        if op not in idle and not buffers.is_view(op) and numbering.touches(op, tensor_of, buffers)
     ]
     seconds = estimate_seconds(kept_ops, shapes, runtime.device)
     workspaces = {op.name: runtime.scratch(op, shapes) for op in kept_ops}
@@ -319,6 +320,29 @@ def _reordered(
 # read and write.
 _DEAR = 100
 _NOTHING = 1e-5  # seconds; below it no op is dear
+
+
+def _idle(operations: Sequence[tf.Operation], step: BackwardPass) -> set[tf.Operation]:
+    """The ops of which nothing but control edges leads on: Grappler lets them compute nothing.
+
+    An optimizer of v1 has all gradients of an op wait for one another, wanted or not.
+    """
+    if step.traced:
+        return set()  # nothing waits for such ops there
+    wanted = {t.op for t in (*step.results, *step.to_end)}
+    ours, idle = set(operations), set[tf.Operation]()
+    for op in reversed(operations):
+        readers = {reader for t in op.outputs for reader in t.consumers() if reader in ours}
+        if (
+            op in step.new
+            and op not in wanted
+            and readers <= idle
+            and op.outputs
+            and not op.op_def.is_stateful
+            and not tf_private.in_control_flow(op)
+        ):
+            idle.add(op)
+    return idle
 
 
 def _backward(
