@@ -218,10 +218,8 @@ KNOWN: dict[str, str] = {
     ),
     **dict.fromkeys(["ConvNextV2", "RegNet", "Segformer"], _LITTLE),
     "DebertaV2": "memory takes 12 MB more than foretold, plain does too, for no known reason",
-    "Longformer": "shapes that tensors tell are taken for large ones; what plain meets is refused",
     "Mistral": "plain takes less than foretold; chunks of oneDNN's allocator",
     "MobileViT": "shapes that tensors tell are taken for large ones",
     "Wav2Vec2": "6 to 9 MB more than foretold, plain and not, for no known reason",
-    "Whisper": "shapes that tensors tell are taken for large ones; what plain meets is refused",
     "Swin": "shapes that tensors tell are taken for large ones; what plain meets is refused",
 }
