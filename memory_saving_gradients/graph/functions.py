@@ -134,20 +134,19 @@ def rounds(op: tf.Operation, shapes: Shapes) -> int:
 def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int | None:
     """How often a comparison in the condition of a loop holds; None where nothing tells it."""
     (body,) = calls.bodies(op)
-    ends = [_known(op, t, shapes) for t in comparison.inputs]
-    steps = [_step(op, body, t, shapes) for t in comparison.inputs]
-    if None in ends or None in steps:
+    low, high = (_known(op, t, shapes) for t in comparison.inputs)
+    up, down = (_step(op, body, t, shapes) for t in comparison.inputs)
+    if low is None or high is None or up is None or down is None:
         return None
-    (low, high), (up, down) = ends, steps
     if comparison.type.startswith("Greater"):
         low, high, up, down = high, low, down, up
     or_equal = comparison.type.endswith("Equal")
     if low > high or (low == high and not or_equal):
         return 0
     nearer = up - down  # by so much the two come nearer to each other in a round
-    if nearer <= 0:
+    passed = (high - low) / nearer if nearer > 0 else math.inf
+    if not math.isfinite(passed):
         return None
-    passed = (high - low) / nearer
     return math.floor(passed) + 1 if or_equal else math.ceil(passed)
 
 
@@ -168,10 +167,11 @@ def _step(op: tf.Operation, body: tf.Graph, tensor: tf.Tensor, shapes: Shapes) -
         return 0
     read = [kinds.owner(t) for t in after.op.inputs]
     added = [t for t in read if t is not before]
-    if after.op.type not in _SIGNS or len(added) != 1 or _step(op, body, added[0], shapes) != 0:
+    if after.op.type not in _SIGNS or len(added) != 1:
         return None
-    size = _known(op, added[0], shapes)
-    if size is None or (after.op.type == "Sub" and read[0] is not before):
+    size, place = _known(op, added[0], shapes), _place(added[0])
+    stays = place is None or kinds.owner(body.outputs[place]) is body.inputs[place]
+    if size is None or not stays or (after.op.type == "Sub" and read[0] is not before):
         return None
     return _SIGNS[after.op.type] * size
 

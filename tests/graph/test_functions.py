@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -248,6 +249,13 @@ def counting(condition, step, first):
         (counting(lambda i: i >= 1, lambda i: i - 1, 6), 6),
         (counting(lambda i: i < 100, lambda i: i * 2, 1), 16),
         (counting(lambda i: i > 4, lambda i: i + 1, 0), 0),
+        (counting(lambda i: i < np.inf, lambda i: i + 1, 0.0), 16),
+        (
+            lambda h: tf.while_loop(
+                lambda i, *_: i < 100, lambda i, j, h: (i + j, j + i, tf.sin(h)), [1, 1, h]
+            ),
+            16,
+        ),
         (lambda h: counting(lambda i: i < tf.shape(h)[1], lambda i: i + 1, 0)(h), 8),
     ],
 )
