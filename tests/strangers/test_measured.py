@@ -38,6 +38,12 @@ def rows():
     return found
 
 
+def test_what_is_known_is_of_programs():
+    for module in PACKAGES:
+        assert all(map(callable, module.STRANGERS.values()))
+        assert module.KNOWN.keys() <= module.STRANGERS.keys()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), rows())
 def test_a_step_takes_what_was_foretold(module, name, record_property):
