@@ -22,7 +22,7 @@ def of_calls(
     """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
     dearest, most = 0.0, 0
     runtime = runtime.within(op)
-    for body in calls.bodies(op):
+    for body in outside.bodies(op):
         created = {one: i for i, one in enumerate(body.get_operations())}
         made = {t.value_index for t in numbering.made_at_all(op, step)}
         loop = op.type not in calls.BRANCHES
@@ -48,6 +48,6 @@ def of_calls(
             continue
         simulation = simulate(Problem(tuple(steps), tuple(tensors), results), range(len(steps)))
         handed_on = sum(tensors[t].bytes for t in results)
-        dearest = max(dearest, simulation.cost * functions.rounds(op))
+        dearest = max(dearest, simulation.cost * functions.rounds(op, outside))
         most = max(most, simulation.peak - handed_on)
     return dearest, most

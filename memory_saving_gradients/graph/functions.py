@@ -7,8 +7,10 @@ values of the branch. Both are variants, whose bytes only the bodies tell.
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
@@ -21,6 +23,8 @@ _LIKE_LISTS = frozenset({"TensorListPopBack", "TensorListResize", "Identity", "Z
 
 # The rounds of a loop whose length the graph does not tell.
 _NOMINAL_ROUNDS = 16
+_SIGNS = {"Add": 1, "AddV2": 1, "Sub": -1}  # what a step is added with
+_COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
 
 
 def passed_on(op: tf.Operation, output: int) -> int | None:
@@ -55,7 +59,7 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = calls.bodies(op)
         inside = shapes.within(op, body, body.get_operations())
-        return rounds(op) * _collected(body, body.outputs[tensor.value_index], inside)
+        return rounds(op, shapes) * _collected(body, body.outputs[tensor.value_index], inside)
     if op.type in calls.BRANCHES:
         return max(
             (
@@ -63,7 +67,7 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
                     body.outputs[tensor.value_index],
                     shapes.within(op, body, body.get_operations()),
                 )
-                for body in calls.bodies(op)
+                for body in shapes.bodies(op)
             ),
             default=0,
         )
@@ -99,11 +103,12 @@ def _elements(body: tf.Graph, collection: tf.Tensor) -> Iterator[tf.Tensor]:
         collection = collection.op.inputs[0]
 
 
-def rounds(op: tf.Operation) -> int:
+def rounds(op: tf.Operation, shapes: Shapes) -> int:
     """How often a loop goes round, where its condition compares a counter with a known number.
 
     Args:
         op: any op.
+        shapes: the shapes of its graph.
 
     Returns:
         The rounds; a nominal number where the graph does not tell it; 1 for what is no loop.
@@ -113,17 +118,65 @@ def rounds(op: tf.Operation) -> int:
     if kinds.is_gate(op):
         return 0
     condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
-    if condition is None:
+    if condition is None or not calls.bodies(op):
         return _NOMINAL_ROUNDS
-    given = dict(zip((t.name for t in condition.inputs), op.inputs, strict=True))
     found = []
     waiting = [condition.outputs[0].op]
     while waiting:
         one = waiting.pop()
-        if one.type == "Less":
-            first, bound = (tf.get_static_value(given.get(t.name, t)) for t in one.inputs)
-            if first is not None and bound is not None and bound > first:
-                found.append(int(bound - first))
+        if one.type in _COMPARISONS:
+            found.append(_counted(op, one, shapes))
         elif one.type in ("LogicalAnd", "Identity"):
             waiting.extend(t.op for t in one.inputs)
-    return min(found, default=_NOMINAL_ROUNDS)
+    return min((count for count in found if count is not None), default=_NOMINAL_ROUNDS)
+
+
+def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int | None:
+    """How often a comparison in the condition of a loop holds; None where nothing tells it."""
+    (body,) = calls.bodies(op)
+    low, high = (_known(op, t, shapes) for t in comparison.inputs)
+    up, down = (_step(op, body, t, shapes) for t in comparison.inputs)
+    if low is None or high is None or up is None or down is None:
+        return None
+    if comparison.type.startswith("Greater"):
+        low, high, up, down = high, low, down, up
+    or_equal = comparison.type.endswith("Equal")
+    if low > high or (low == high and not or_equal):
+        return 0
+    nearer = up - down  # by so much the two come nearer to each other in a round
+    passed = (high - low) / nearer if nearer > 0 else math.inf
+    if not math.isfinite(passed):
+        return None
+    return math.floor(passed) + 1 if or_equal else math.ceil(passed)
+
+
+def _known(op: tf.Operation, tensor: tf.Tensor, shapes: Shapes) -> float | None:
+    """The number that a tensor of a loop's functions is when the loop begins."""
+    place = _place(tensor)
+    known = tf_private.constant(tensor) if place is None else shapes.constant(op.inputs[place])
+    return None if known is None or np.ndim(known) else np.asarray(known).item()
+
+
+def _step(op: tf.Operation, body: tf.Graph, tensor: tf.Tensor, shapes: Shapes) -> float | None:
+    """By how much a tensor of a loop's functions is larger after a round; None if it varies."""
+    place = _place(tensor)
+    if place is None:
+        return 0
+    before, after = body.inputs[place], kinds.owner(body.outputs[place])
+    if after is before:
+        return 0
+    read = [kinds.owner(t) for t in after.op.inputs]
+    added = [t for t in read if t is not before]
+    if after.op.type not in _SIGNS or len(added) != 1:
+        return None
+    size, place = _known(op, added[0], shapes), _place(added[0])
+    stays = place is None or kinds.owner(body.outputs[place]) is body.inputs[place]
+    if size is None or not stays or (after.op.type == "Sub" and read[0] is not before):
+        return None
+    return _SIGNS[after.op.type] * size
+
+
+def _place(tensor: tf.Tensor) -> int | None:
+    """Which input of its function a tensor shows; None for another tensor."""
+    shown = kinds.owner(tensor)
+    return next((i for i, given in enumerate(tensor.graph.inputs) if given is shown), None)

@@ -51,7 +51,15 @@ class Inferred:
 
     def __call__(self, tensor: tf.Tensor) -> Sizes | None:
         """The shape of a tensor of the graph; None for an unknown rank."""
-        return told(self._read(_copied(tensor, "", self._stand_for)))
+        return told(self._of(tensor))
+
+    def constant(self, tensor: tf.Tensor) -> Any:
+        """The value of a tensor of the graph where sizes and constants tell it, else None."""
+        return tf_private.constant(self._of(tensor))
+
+    def _of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor of the copy for one of the graph."""
+        return self._read(_copied(tensor, "", self._stand_for))
 
     def _read(self, name: str) -> tf.Tensor:
         return self._copy.get_tensor_by_name(name if ":" in name else f"{name}:0")
@@ -122,9 +130,7 @@ class Inferred:
         if op.type in calls.BRANCHES:
             self._import()
             which, *given = given
-            taken = tf_private.constant(self._read(which))
-            if taken is not None and bodies:
-                bodies = [bodies[_index(taken, len(bodies))]]
+            bodies = taken(bodies, tf_private.constant(self._read(which)))
         if len(bodies) != 1:
             self._append_guessed(node, functools.partial(_largest, bodies), given)
             return
@@ -239,10 +245,16 @@ def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
     return [[sum(map(math.prod, places)), *rows[len(places[0]) :]]]
 
 
-def _index(taken: object, count: int) -> int:
-    """Which branch is taken: one that there is not means the last."""
-    index = int(taken)  # type: ignore[call-overload]
-    return index if 0 <= index < count else count - 1
+def taken(bodies: list[tf.Graph], which: Any) -> list[tf.Graph]:
+    """Of some branches the one of that index, where it is known; one that is not there is the last.
+
+    Args:
+        bodies: the branches; of an `If`, that for `True` comes last.
+        which: the value of what decides; None where nobody knows.
+    """
+    if which is None or not bodies:
+        return bodies
+    return [bodies[int(which) if 0 <= int(which) < len(bodies) else -1]]
 
 
 def _largest(bodies: Sequence[tf.Graph], inputs: Sequence[Sizes | None]) -> list[Sizes | None]:

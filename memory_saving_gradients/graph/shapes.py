@@ -7,11 +7,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph.inferred import Inferred, Sizes, filled, merged, told
-from memory_saving_gradients.graph.tf_private import Refusal
+from memory_saving_gradients.graph import calls
+from memory_saving_gradients.graph.inferred import Inferred, Sizes, filled, merged, taken, told
+from memory_saving_gradients.graph.tf_private import Refusal, constant
 
 #: The sizes that may stand for a dimension that the graph leaves unknown (the batch, mostly); the
 #: first that the graph's reshapes can divide is taken. Large enough that activations outweigh the
@@ -89,6 +91,7 @@ class Shapes:
         self._inferred: Inferred | None = None
         self._nominal_size = NOMINAL_SIZES[0]
         self._known: dict[str, list[int]] = {}
+        self._constants: dict[str, Any] = {}
         unknown = [
             t
             for op in operations
@@ -197,6 +200,19 @@ class Shapes:
             if own is not None and None in own and len(self(tensor)) == len(own):
                 known[inside.op.name] = merged(own, self(tensor)) or own
         return Shapes(operations, self.given.inside(), known)
+
+    def constant(self, tensor: tf.Tensor) -> Any:
+        """The value of `tensor` where constants and sizes tell it, else None."""
+        name = tensor.name
+        if name not in self._constants:
+            find = constant if self._inferred is None else self._inferred.constant
+            self._constants[name] = find(tensor)
+        return self._constants[name]
+
+    def bodies(self, op: tf.Operation) -> list[tf.Graph]:
+        """The functions that `op` may call: of branches the one that is taken, if that is known."""
+        found = calls.bodies(op)
+        return taken(found, self.constant(op.inputs[0])) if op.type in calls.BRANCHES else found
 
     def bytes(self, tensor: tf.Tensor) -> int:
         """The bytes of `tensor`'s buffer; 0 for handles and variants."""

@@ -43,6 +43,8 @@ RUNS = 5
 OFF, LARGE = 0.15, 20e6
 #: What oneDNN's rounding makes of values at most; batch norm of random weights amplifies it.
 ROUNDING = 1e-3
+#: Keras and transformers have XLA compile convolutions in groups, on a CPU.
+GROUPS = "XLA's convolutions in groups unroll images outside of TensorFlow's allocator"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -271,7 +271,7 @@ STRANGERS: dict[str, Callable[[], Program]] = {
 
 #: name: why it takes another peak today than what was foretold
 KNOWN: dict[str, str] = {
-    "autoencoder": "memory takes 9 MB more than foretold, for no known reason",
+    "autoencoder": "memory takes 5 MB more than foretold, for no known reason",
     "differential equation": "an adaptive solver is a loop: what its rounds keep is not foretold",
     "eight schools": "takes 8 MB more than foretold, but not plain, for no known reason",
     "gaussian process": "Cholesky packs its matrix into memory that is not foretold",

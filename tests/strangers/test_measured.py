@@ -5,10 +5,14 @@ A table of all is printed at the end of the run.
 
 import dataclasses
 import importlib.util
+import itertools
+import sys
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.strangers import features, hub, hugging_face, probability, processes
+from tests.strangers import features, hub, hugging_face, measured, probability, processes
 from tests.strangers.measured import ROUNDING, Measured, compare_bits, faults, measure, table
 
 #: module of programs: the package that they need, if any but those of the other tests
@@ -34,6 +38,12 @@ def rows():
     return found
 
 
+def test_what_is_known_is_of_programs():
+    for module in PACKAGES:
+        assert all(map(callable, module.STRANGERS.values()))
+        assert module.KNOWN.keys() <= module.STRANGERS.keys()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), rows())
 def test_a_step_takes_what_was_foretold(module, name, record_property):
@@ -48,6 +58,55 @@ def test_a_step_takes_what_was_foretold(module, name, record_property):
     if said and name in module.KNOWN:
         pytest.xfail(f"{module.KNOWN[name]}: {'; '.join(said)}")
     assert not said
+
+
+def layers(trace=lambda: 1.0):
+    """A program in small, of the form of the others; `trace` is called when it is traced."""
+    weights = [tf.Variable(np.float32(np.eye(8) / 2)) for _ in range(6)]
+
+    def forward(x):
+        for w in weights:
+            x = tf.sin(tf.tanh(x @ w)) * trace()
+        return x
+
+    return forward, [np.ones((64, 8), "float32")], weights
+
+
+#: Stand-ins for the modules of programs; the second program is another one in each trace.
+STRANGERS = {"the same": layers, "another": lambda: layers(itertools.count(1).__next__)}
+KNOWN = {"the same": "a reason"}
+HERE = sys.modules[__name__]
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """What is said to run in a process of its own runs in this one."""
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
+    monkeypatch.setattr(measured, "_in_a_process", lambda _, *row: measured._main(*row))
+
+
+@pytest.mark.parametrize("way", WITHOUT_ONEDNN.values())
+def test_values_are_compared_bit_by_bit(in_this_process, way):
+    compare_bits(__name__, "the same", way)
+    with pytest.raises(AssertionError):
+        compare_bits(__name__, "another", way)
+
+
+def test_what_a_row_comes_to(in_this_process, monkeypatch):
+    def row(name, **memory):
+        monkeypatch.setattr(HERE, "measure", lambda *_: found(**memory))
+        test_a_step_takes_what_was_foretold(HERE, name, lambda *_: None)
+
+    row("another")
+    row("the same", error=1e-9)
+    with pytest.raises(AssertionError, match="memory"):
+        row("the same", error=1e-2)
+    with pytest.raises(AssertionError):
+        row("another", error=1e-9)
+    with pytest.raises(AssertionError, match=r"predicted 22\.0 MB, measured 27\.0 MB"):
+        row("another", measured=27_000_000)
+    with pytest.raises(pytest.xfail.Exception, match=r"a reason: memory: predicted 22\.0 MB"):
+        row("the same", measured=27_000_000)
 
 
 def found(**memory):

@@ -32,6 +32,7 @@ _FUSED = frozenset(
     """BiasAdd Add AddV2 AddN FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Relu Relu6 Elu
     LeakyRelu Tanh Sigmoid""".split()
 )
+_CHANGE_RANK = frozenset({"ExpandDims", "Squeeze"})
 _TYPES = frozenset({tf.float32, tf.bfloat16})
 
 
@@ -82,11 +83,11 @@ def merged(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
     for op in graph.get_operations():
         later = _merged_with(op)
         if later and set(op.control_inputs) == set(later[0].control_inputs):
-            together.add_edge(op, later[0])
+            nx.add_path(together, [op, *_views_between(op, later[0]), later[0]])
             for before, after in itertools.pairwise(later):
                 if any(o in waited_for or o.control_inputs for o in (before, after)):
                     break
-                together.add_edge(before, after)
+                nx.add_path(together, [before, *_views_between(before, after), after])
         if op.type == "BiasAddGrad" and op.inputs[0].dtype in _TYPES:
             for reader in op.inputs[0].consumers():
                 if _is_filter_gradient(reader, op.inputs[0]) and (
@@ -117,6 +118,8 @@ def _merged_with(op: tf.Operation) -> list[tf.Operation]:
         return [reader] if reader.type == "BiasAdd" else []
     if reader.type != "Conv2D" or reader.get_attr("padding") != b"VALID":
         return []
+    if any(view.type in _CHANGE_RANK for view in _views_between(op, reader)):  # those stay
+        return []
     found = [reader]
     while (reader := _only_reader(reader)) is not None and reader.type in _FUSED:
         found.append(reader)
@@ -136,6 +139,16 @@ def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
             yield from _readers(output)
         if not shown and reader.type not in kinds.SHAPE_ONLY:
             yield reader
+
+
+def _views_between(op: tf.Operation, reader: tf.Operation) -> list[tf.Operation]:
+    """The views of what `op` makes through which `reader` reads it."""
+    views: list[tf.Operation] = []
+    for tensor in reader.inputs:
+        while kinds.owner(tensor).op is op and tensor.op is not op:
+            views.append(tensor.op)
+            tensor = tensor.op.inputs[kinds.shown_input(tensor.op, tensor.value_index) or 0]
+    return views
 
 
 def _read_beside(op: tf.Operation, later: Sequence[tf.Operation]) -> Iterator[tf.Tensor]:

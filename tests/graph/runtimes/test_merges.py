@@ -63,6 +63,16 @@ def pad_conv():
     return conv(x, later(FILTER), "VALID")
 
 
+def pad_identity_conv():
+    x, later = merging(padded, SHAPE)
+    return conv(tf.identity(x), later(FILTER), "VALID")
+
+
+def pad_conv1d():
+    x, later = merging(padded, (BATCH, SIZE, CHANNELS))
+    return tf.nn.conv1d(x, later((3, CHANNELS, CHANNELS)), 1, "VALID")
+
+
 def pad_conv_bias():
     x, later = merging(padded, SHAPE)
     y = conv(x, v1.get_variable("kernel", FILTER), "VALID")
@@ -126,6 +136,8 @@ def transposed_conv():
 #: Whether a graph cannot run in which a control edge leads from a part to what a later one reads.
 CLOSES_A_CYCLE = {
     pad_conv: True,
+    pad_identity_conv: True,
+    pad_conv1d: False,
     pad_conv_bias: True,
     pad_conv_bias_sum: True,
     conv_bias: True,
@@ -180,6 +192,20 @@ def test_a_cycle_through_a_merged_op_is_found(graph, number):
             order.check_acyclic(graph, merges.merged(graph))
     else:
         order.check_acyclic(graph, merges.merged(graph))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: conv(tf.identity(x), tf.zeros(FILTER), "VALID"),
+        lambda x: tf.nn.conv1d(x[:, 0], tf.zeros(FILTER[1:]), 1, "VALID"),
+        lambda x: tf.nn.conv1d(padded(x[:, 0]), tf.zeros(FILTER[1:]), 1, "VALID"),
+        lambda x: tf.nn.relu(tf.squeeze(conv(x[:, :, :3], tf.zeros(FILTER), "VALID"), 2) + 1.0),
+    ],
+)
+def test_views_between_parts_close_no_cycle(graph, build):
+    build(padded(tf.zeros(SHAPE)))
+    order.check_acyclic(graph, merges.merged(graph))
 
 
 # Steps with computed filters and biases, as they are rewritten.
