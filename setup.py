@@ -64,6 +64,7 @@ setup(
             *BOARD,
             "build",
             "hypothesis",
+            "import-linter",
             "keras-hub",
             "mypy",
             "pytest",

@@ -5,19 +5,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import memory_saving_gradients._quiet  # noqa: F401  (it comes first)
-from memory_saving_gradients.batches import MaxBatch, max_batch
-from memory_saving_gradients.budgets import BudgetError
-from memory_saving_gradients.checkpoint import checkpoint
-from memory_saving_gradients.gradients import (
+from memory_saving_gradients.by_hand.checkpoint import checkpoint
+from memory_saving_gradients.by_hand.sequential import checkpoint_sequential
+from memory_saving_gradients.doors.gradients import (
     gradients,
     gradients_collection,
     gradients_memory,
     gradients_speed,
 )
-from memory_saving_gradients.patching import patch
-from memory_saving_gradients.plan import Plan, get_plans
-from memory_saving_gradients.sequential import checkpoint_sequential
-from memory_saving_gradients.tape import GradientTape
+from memory_saving_gradients.doors.max_batch import MaxBatch, max_batch
+from memory_saving_gradients.doors.patching import patch
+from memory_saving_gradients.doors.tape import GradientTape
+from memory_saving_gradients.options.budgets import BudgetError
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.plans.registry import get_plans
 
 if TYPE_CHECKING:
     from memory_saving_gradients import keras

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from memory_saving_gradients import commands
 from memory_saving_gradients._quiet import COMMAND
-from memory_saving_gradients.budgets import BudgetError
+from memory_saving_gradients.options.budgets import BudgetError
+from memory_saving_gradients.planning.strategies import STRATEGIES
 
 _TARGET = """\
 TARGET is a .keras file, or MODULE:CALLABLE, where the callable returns a Keras model. A parameter
@@ -32,21 +33,16 @@ def _parser() -> argparse.ArgumentParser:
     everywhere.add_argument("--debug", action="store_true", help="show tracebacks")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(
-        name: str, what: str, *examples: str, about: str = "", script: bool = False
-    ) -> argparse.ArgumentParser:
+    def add(name: str, what: str, *examples: str) -> argparse.ArgumentParser:
         shown = "\n".join(f"  {COMMAND} {name} {example}".rstrip() for example in examples)
-        added = subparsers.add_parser(
+        return subparsers.add_parser(
             name,
             help=what,
-            description=f"{what[0].upper()}{what[1:]}.\n\n{about}".rstrip(),
+            description=f"{what[0].upper()}{what[1:]}.\n\n{_TARGET}",
             epilog=f"examples:\n{shown}\n\n{_EXIT_CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             parents=[everywhere],
-            add_help=not script,  # a script has its own
         )
-        added.set_defaults(run=commands.script if script else None)
-        return added
 
     report = add(
         "report",
@@ -54,12 +50,11 @@ def _parser() -> argparse.ArgumentParser:
         "keras.applications:ResNet50 --batch-size 32",
         "my_model.keras --memory-budget 4GB --measure --plot figures",
         "my_package.models:build --checkpoints speed --json report.json",
-        about=_TARGET,
     )
     report.add_argument("target", metavar="TARGET")
     report.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: 32")
     how = report.add_mutually_exclusive_group()
-    how.add_argument("--checkpoints", choices=["memory", "speed", "auto"], help="default: memory")
+    how.add_argument("--checkpoints", choices=sorted(STRATEGIES), help="default: memory")
     how.add_argument(
         "--memory-budget",
         type=_budget,
@@ -85,15 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         "max-batch",
         "find the largest batch that trains in a memory, plain and with recomputation",
         "keras.applications:ResNet50 --memory 11GB",
-        about=_TARGET,
     )
     largest.add_argument("target", metavar="TARGET")
     largest.add_argument("--memory", required=True, metavar="B", help='such as "11GB"')
     largest.set_defaults(run=commands.largest_batch)
-
-    compare = "compare with other ways to recompute, on the test models"
-    add("compare", compare, "", "ResNet GPT", script=True)
-    add("demo", "train ResNets of several depths with and without recomputation", "", script=True)
     return parser
 
 
@@ -121,11 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if options.command in commands.SCRIPTS:
-        options.words = rest
-    elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options = parser.parse_args(arguments)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -17,16 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients import measure
-from memory_saving_gradients.batches import max_batch
-from memory_saving_gradients.decide import by_memory
-from memory_saving_gradients.options import Options
-from memory_saving_gradients.plan import Plan
-from memory_saving_gradients.progress import bar
-from memory_saving_gradients.steps import step_of_model, traced_step
-from memory_saving_gradients.why import saves_little, why_little_is_saved
-
-#: The commands that are scripts of the source tree.
-SCRIPTS = {"demo": "scripts.resnet_demo", "compare": "scripts.benchmarks.compare"}
+from memory_saving_gradients.console.progress_bar import bar
+from memory_saving_gradients.doors.max_batch import max_batch
+from memory_saving_gradients.doors.traced_step import step_of_model, traced_step
+from memory_saving_gradients.options.options import Options
+from memory_saving_gradients.pipeline.decide import by_memory
+from memory_saving_gradients.pipeline.why import saves_little, why_little_is_saved
+from memory_saving_gradients.plans.plan import Plan
 
 # Steps that are timed, in turns.
 _ROUNDS = 5
@@ -35,7 +32,7 @@ _ROUNDS = 5
 def report(options: argparse.Namespace) -> None:
     """Says what is saved on a model; see `report --help`."""
     model = load(options.target)
-    asked = Options(**_wish(options))
+    asked = Options(**_options(options))
     plans = traced_step(model, options=asked).plans(options.batch_size)
     for plan in plans:
         plan.summary()
@@ -55,19 +52,6 @@ def report(options: argparse.Namespace) -> None:
 def largest_batch(options: argparse.Namespace) -> None:
     """Says how large a batch may be; see `max-batch --help`."""
     print(max_batch(load(options.target), options.memory))
-
-
-def script(options: argparse.Namespace) -> None:
-    """Runs a script of the source tree."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / "scripts").is_dir() or not (root / "test_models").is_dir():
-        raise FileNotFoundError(
-            f"{options.command} needs the source tree, as it trains the test models: clone the "
-            "repository, pip install -e '.[demo]' there, and run it again"
-        )
-    sys.path.insert(0, str(root))
-    sys.argv[0] = options.command
-    importlib.import_module(SCRIPTS[options.command]).main(options.words)
 
 
 def load(target: str) -> Any:
@@ -96,20 +80,20 @@ def load(target: str) -> Any:
     return model
 
 
-def make_step(target: str, batch_size: int, wish: dict[str, Any] | None) -> Callable[[], Any]:
+def make_step(target: str, batch_size: int, chosen: dict[str, Any] | None) -> Callable[[], Any]:
     """A training step of a model on random inputs, by the options of `save_memory`, or plain."""
     from memory_saving_gradients import keras as ours
 
     model = load(target)
-    if wish:
-        ours.save_memory(model, batch_size=batch_size, **wish)
+    if chosen:
+        ours.save_memory(model, batch_size=batch_size, **chosen)
     random = np.random.default_rng(0)
     _, taken = step_of_model(model)
     x, y = tf.nest.map_structure(functools.partial(_random, random, batch_size), taken)
     return functools.partial(model.train_on_batch, x, y)
 
 
-def _wish(options: argparse.Namespace) -> dict[str, Any]:
+def _options(options: argparse.Namespace) -> dict[str, Any]:
     """What was asked for, as `save_memory` takes it."""
     if options.memory_budget is not None:
         return {"checkpoints": "memory", "memory_budget": options.memory_budget}
@@ -129,7 +113,7 @@ def _random(random: np.random.Generator, batch_size: int, spec: tf.TensorSpec) -
 
 def _measured(options: argparse.Namespace) -> str:
     """Peaks in fresh processes, and times in turns in this one."""
-    ways = {"plain": None, "saving": _wish(options)}
+    ways = {"plain": None, "saving": _options(options)}
     peaks, steps = {}, {}
     with bar("measuring", 5) as tick:
         for name, way in ways.items():

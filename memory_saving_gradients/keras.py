@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import importlib.util
 import inspect
@@ -11,20 +12,20 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
-from memory_saving_gradients.checkpoints import Checkpoints
-from memory_saving_gradients.feeding import fed_batch
-from memory_saving_gradients.keras_layer import Checkpoint
+from memory_saving_gradients.by_hand.keras_layer import Checkpoint
+from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.doors.feeding import fed_batch
+from memory_saving_gradients.doors.patching import patch
 from memory_saving_gradients.measure import StepPeak
-from memory_saving_gradients.options import BatchSize, Options
-from memory_saving_gradients.patching import patch
-from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.options.checkpoints_argument import Checkpoints
+from memory_saving_gradients.options.options import MoreOptions, Options
+from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.report import figures, summary
-from memory_saving_gradients.warning import warn
 
 __all__ = ["Checkpoint", "MemoryReport", "get_plans", "save_memory"]
 
@@ -37,10 +38,7 @@ def save_memory(
     model: Any,
     checkpoints: Checkpoints = "memory",
     memory_budget: int | str | float | None = None,
-    batch_size: BatchSize = None,
-    verify: bool = False,
-    running_sums: bool = True,
-    max_overhead: float | None = None,
+    **more: Unpack[MoreOptions],
 ) -> Any:
     """Makes `fit`, `train_on_batch` and custom training steps of a model save memory.
 
@@ -53,10 +51,8 @@ def save_memory(
         model: a Keras model, functional, sequential or subclassed, before or after `compile`.
         checkpoints: which forward tensors to keep, as in `gradients`; None undoes an earlier call.
         memory_budget: the peak of a step to stay within, as in `gradients`.
-        batch_size: what to plan for, as in `gradients`; by default what `fit` is given.
-        verify: whether to measure a run while the step is traced, as in `gradients`.
-        running_sums: whether to add gradients as they come, as in `gradients`.
-        max_overhead: the extra cost of a step to stay within, as in `gradients`.
+        **more: max_overhead, max_recompute, plan, device, cost_model, batch_size, verify and
+            running_sums, as in `gradients`; `batch_size` is by default what `fit` is given.
 
     Returns:
         The model.
@@ -82,14 +78,11 @@ def save_memory(
         )
     options = None
     if checkpoints is not None:
-        options = Options(
-            checkpoints,
-            memory_budget,
-            max_overhead,
-            batch_size=batch_size,
-            verify=verify,
-            running_sums=running_sums,
-        )
+        options = Options.beside_memory(checkpoints, memory_budget, **more)
+    return _save_memory(model, options)
+
+
+def _save_memory(model: Any, options: Options | None) -> Any:
     for name in ("train_step", "fit", "__reduce_ex__", "__deepcopy__"):
         model.__dict__.pop(name, None)
     _plans.pop(model, None)
@@ -141,14 +134,7 @@ def _saving(model: Any, options: Options) -> Callable[..., Any]:
         if model in _fed:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             batch_size = max(1, _fed[model] // replicas)
-        with patch(
-            options.checkpoints,
-            options.memory_budget,
-            batch_size,
-            options.verify,
-            options.running_sums,
-            options.max_overhead,
-        ) as patched:
+        with patch.of(dataclasses.replace(options, batch_size=batch_size)) as patched:
             patched.plans = plans
             return step(*args, **kwargs)
 
@@ -196,19 +182,7 @@ def _copied(options: Options, made_from: tuple) -> Any:
     made = make(*arguments)
     if state:
         made.__setstate__(*state)
-    return _with_options(made, options)
-
-
-def _with_options(model: Any, options: Options) -> Any:
-    return save_memory(
-        model,
-        options.checkpoints,
-        options.memory_budget,
-        options.batch_size,
-        options.verify,
-        options.running_sums,
-        options.max_overhead,
-    )
+    return _save_memory(made, options)
 
 
 def _deepcopied(model: Any, memo: dict) -> Any:
@@ -234,7 +208,7 @@ def _cloning(clone_model: Callable[..., Any]) -> Callable[..., Any]:
         options = _options.get(model)
         if options is None:
             return made
-        return _with_options(made, options)
+        return _save_memory(made, options)
 
     cloned.__dict__["carries_over"] = True
     return cloned

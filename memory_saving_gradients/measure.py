@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph.runtimes import compiler, kernels
+from memory_saving_gradients.proving import compiler
+from memory_saving_gradients.runtimes import kernels
 
 
 @dataclasses.dataclass(frozen=True)

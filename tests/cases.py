@@ -61,6 +61,7 @@ OPTIONS: dict[str, dict] = {
     "tight budget": {"memory_budget": 0.05},
     "overhead": {"max_overhead": 0.1},
     "auto": {"checkpoints": "auto"},
+    "articulation": {"checkpoints": "articulation"},
 }
 
 

@@ -1,5 +1,6 @@
 """Settings that must be made before TensorFlow is loaded, and what many tests use."""
 
+import collections
 import datetime
 import gc
 import os
@@ -14,6 +15,36 @@ os.environ.setdefault("TEST_DAY", str(datetime.date.today().toordinal()))
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as framework_config
+
+from memory_saving_gradients.planning import search
+
+#: Most tests ask whether a plan is right, not how good it is: an eighth of the search will do.
+FULL_SEARCH = {"_MOVES": search._MOVES, "_MOVES_PER_OP": search._MOVES_PER_OP}
+for name, moves in FULL_SEARCH.items():
+    setattr(search, name, moves // 8)
+
+
+@pytest.fixture
+def full_search(monkeypatch):
+    """Plans as good as a user gets them."""
+    for name, moves in FULL_SEARCH.items():
+        monkeypatch.setattr(search, name, moves)
+
+
+def pytest_report_header():
+    return f"the strangers are those of TEST_DAY={os.environ['TEST_DAY']}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test marked `sweep(n)`, every n-th case is run; the others are slow ones."""
+    seen = collections.Counter()
+    for item in items:
+        if marker := item.get_closest_marker("sweep"):
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
 
 
 def pytest_collection_finish():

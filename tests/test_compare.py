@@ -24,6 +24,7 @@ def rows():
     return {row.peer: row for row in found}
 
 
+@pytest.mark.slow
 def test_every_way_is_measured(rows):
     assert set(rows) == {*peers_tensorflow.PEERS, *peers_tensorflow.FUNCTIONS}
     met = [row for name, row in rows.items() if "budget" not in name]  # a small model may miss it
@@ -31,6 +32,7 @@ def test_every_way_is_measured(rows):
     assert rows["ours, memory"].peak_bytes < 0.5 * rows[peers_tensorflow.PLAIN].peak_bytes
 
 
+@pytest.mark.slow
 def test_wrong_gradients_are_found(rows):
     """`tf.recompute_grad` draws another dropout mask when it recomputes."""
     wrong = {

@@ -41,6 +41,7 @@ def row(name, how):
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.filterwarnings("ignore:memory_saving_gradients")
 @pytest.mark.parametrize(("name", "how"), [row(name, how) for name in CORPUS for how in HOW])
+@pytest.mark.sweep(2)
 def test_hard_graph(name, how):
     plain = plain_run(name)
     ours = run_or_lowest(name, HOW[how])

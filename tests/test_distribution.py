@@ -56,6 +56,7 @@ def test_a_model_split_over_devices_keeps_them():  # gradient-checkpointing#38
 
 
 @pytest.mark.parametrize("function", [distributed.mirrored, distributed.mirrored_fit])
+@pytest.mark.sweep(2)
 def test_mirrored_replicas_each_save(function):
     (plain,), (ours,) = run((function, False)), run((function, True))
     assert_equal(ours, plain)
@@ -75,6 +76,7 @@ def cluster():
 
 
 @pytest.mark.parametrize("function", [distributed.multi_worker, distributed.multi_worker_fit])
+@pytest.mark.sweep(2)
 def test_two_workers_each_save(function):
     outcomes = {}
     for saving in (False, True):
@@ -85,6 +87,7 @@ def test_two_workers_each_save(function):
         assert ours[2]
 
 
+@pytest.mark.slow
 def test_the_example_for_several_machines_runs():
     workers = cluster()
     processes = []

@@ -43,6 +43,7 @@ def test_the_code_of_a_page_runs(name, tmp_path):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.sweep(3)
 def test_an_example_runs_and_saves(path, tmp_path):
     said = run(path, tmp_path, [sys.executable, *BARE])
     ratio = re.search(r"predicted peak .* \((\d+\.\d+)x\)", said)

@@ -14,8 +14,9 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework import ops
 
-from memory_saving_gradients import GradientTape, checkpoint, gradients_memory, rewriting
+from memory_saving_gradients import GradientTape, checkpoint, gradients_memory
 from memory_saving_gradients.graph import calls
+from memory_saving_gradients.pipeline import plan_and_rewrite
 from memory_saving_gradients.planning import strategies
 from memory_saving_gradients.planning.keep import keeping
 from tests.parts import assert_close
@@ -212,7 +213,7 @@ def test_parts_in_eager_mode(part, which):
 def all_again(monkeypatch):
     """Every op that may run twice does, whether that saves memory or not."""
     monkeypatch.setitem(strategies.STRATEGIES, "memory", lambda problem: keeping(problem, ()))
-    monkeypatch.setattr(rewriting, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(plan_and_rewrite, "is_worth_it", lambda *_: True)
 
 
 @pytest.mark.usefixtures("all_again")

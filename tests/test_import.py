@@ -29,6 +29,7 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize("content", ["", "raise ImportError('no Keras')", "Variable = 3"])
+@pytest.mark.sweep(3)
 def test_a_projects_own_package_of_the_name_keras(tmp_path, content):
     (tmp_path / "keras").mkdir()
     (tmp_path / "keras" / "__init__.py").write_text(content)

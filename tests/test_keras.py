@@ -27,6 +27,7 @@ from tests.keras_training import (
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("name", USES)
+@pytest.mark.sweep(2)
 def test_training_is_the_same_bit_for_bit(name):
     plain, ours = train(USES[name], False), train(USES[name], True)
     assert_same_training(ours, plain)
@@ -97,7 +98,7 @@ def test_evaluate_predict_and_saving_are_untouched(tmp_path):
 
 
 def test_run_eagerly_is_plain_and_says_so(monkeypatch):
-    monkeypatch.setattr("memory_saving_gradients.tape._warned", False)
+    monkeypatch.setattr("memory_saving_gradients.doors.tape._warned", False)
     model, fit = functional()
     compile_(model, run_eagerly=True)
     with pytest.warns(UserWarning, match="run_eagerly"):

@@ -172,16 +172,8 @@ def test_no_noise_in_a_whole_run(folder):
     assert ran.stderr == ""
 
 
-def test_scripts_need_the_source_tree(monkeypatch, capsys, tmp_path):
-    from memory_saving_gradients import commands
-
-    monkeypatch.setattr(commands, "__file__", str(tmp_path / "package" / "commands.py"))
-    assert main(["demo", "--depths", "8"]) == 1
-    assert "needs the source tree" in capsys.readouterr().err
-
-
-def test_the_demo_is_that_of_the_source_tree(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["demo", "--help"])
-    assert ended.value.code == 0
-    assert "--depths" in capsys.readouterr().out
+def test_a_report_for_an_overhead(folder, capsys):
+    assert main(["report", TARGET, "--max-overhead", "0.1", "--json", "report.json"]) == 0
+    data = json.loads((folder / "report.json").read_text())
+    assert data["strategy"] == "overhead"
+    assert 0 < data["overhead"] <= 0.1

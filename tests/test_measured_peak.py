@@ -66,6 +66,7 @@ def test_predicted_peak_is_the_measured_one_and_memory_drops(name, record_proper
 @pytest.mark.parametrize(
     "name", ["chain, 64 layers, 2048 × 256", "DenseNet, 2 × 12 layers, batch 64"]
 )
+@pytest.mark.sweep(3)
 def test_measured_peak_keeps_the_budget(name, share):
     peak, plan = measured(*MODELS[name], functools.partial(gradients, memory_budget=share))
     assert peak <= 1.02 * plan.budget_bytes

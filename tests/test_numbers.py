@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.backward import BackwardPass
-from memory_saving_gradients.graph.read import read
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.read import read
 from tests.cases import assert_same
 
 v1 = tf.compat.v1

@@ -22,6 +22,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sweep(3)
 def test_a_default_session_takes_what_was_foretold(name):
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
     done = subprocess.run(
@@ -43,7 +44,7 @@ def main(name):
     from memory_saving_gradients.graph.tf_private import onednn_enabled
     from test_models import DenseNet, Inception, MobileNet, UNet, build_v1
     from tests.cases import MODELS
-    from tests.graph.runtimes.test_rehearsal import Attention
+    from tests.rewriting.test_rehearsal import Attention
 
     class BiasedUNet(UNet):
         """Convolutions with biases, whose gradients oneDNN merges with those of the kernels."""

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.runtimes.runtime import COPY
+from memory_saving_gradients.rewriting.run import COPY
 from tests.cases import assert_same
 
 WIDTH = 32
@@ -71,6 +71,7 @@ SOURCES = [
 
 @pytest.mark.parametrize("how", [{"checkpoints": "memory"}, {"memory_budget": 0.5}])
 @pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.sweep(3)
 def test_the_mask_is_the_forward_passs(source, how):
     """Both gradients are taken in one step, so that unseeded masks are the same for both."""
     draw = source([])

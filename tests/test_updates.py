@@ -79,6 +79,7 @@ def trained(optimizer, saves):
     "optimizer",
     [pytest.param(n, marks=[pytest.mark.slow] if n in ALIKE else []) for n in OPTIMIZERS],
 )
+@pytest.mark.sweep(3)
 def test_all_variables_are_updated_alike_bit_for_bit(optimizer):
     plain, _ = trained(optimizer, False)
     ours, model = trained(optimizer, True)
@@ -232,6 +233,7 @@ def clipped(optimizer, loss):
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("apply", [minimize, clipped])
 @pytest.mark.parametrize("optimizer", V1_OPTIMIZERS)
+@pytest.mark.sweep(2)
 def test_optimizers_of_v1_update_alike(optimizer, apply):
     plain, _, _ = v1_training(optimizer, apply, None)
     ours, peak, plans = v1_training(optimizer, apply, msg.patch())

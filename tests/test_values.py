@@ -16,18 +16,10 @@ def plain_session(name, static=True):
     return run_session(*MODELS[name], tf.gradients, static)
 
 
-#: The others are the corpus's as well, where fewer options are fast.
-FAST = ("chain", "resnet20", "gpt with dropout", "segnet")
-
-
-def slow_but(fast):
-    """The models, all but those marked slow."""
-    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
-
-
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("how", OPTIONS)
-@pytest.mark.parametrize("name", slow_but(FAST))
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sweep(11)
 def test_session_gradients_are_equal(name, how):
     make, batch = MODELS[name]
     plain = plain_session(name)
@@ -80,9 +72,8 @@ def run_function(name, differentiate, static):
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("how", ["memory", "speed"])
-@pytest.mark.parametrize(
-    "name", slow_but(("chain", "resnet20", "unet", "lstm", "gpt with dropout"))
-)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sweep(9)
 def test_function_gradients_are_equal(name, how):
     plain = plain_function(name)
     options = {"checkpoints": how, "running_sums": name != "lstm"}
@@ -93,6 +84,7 @@ def test_function_gradients_are_equal(name, how):
 
 @pytest.mark.usefixtures("deterministic", "no_constant_folding")
 @pytest.mark.parametrize("name", ["chain", "resnet20", "unet", "densenet", "gpt with dropout"])
+@pytest.mark.sweep(2)
 def test_function_gradients_of_an_unknown_batch_are_equal(name):
     plain, _ = run_function(name, tf.gradients, static=False)
     ours, plans = run_function(

@@ -7,14 +7,16 @@ import pytest
 import tensorflow as tf
 
 import memory_saving_gradients as msg
-from memory_saving_gradients import verify
-from memory_saving_gradients.graph.runtimes import compiler, gate, xla
-from memory_saving_gradients.graph.runtimes.runtime import COPY
+from memory_saving_gradients.graph import gate
 from memory_saving_gradients.measure import compiled_peak, compiled_temporaries
+from memory_saving_gradients.pipeline import prove
+from memory_saving_gradients.proving import compiler
+from memory_saving_gradients.rewriting.run import COPY
+from memory_saving_gradients.runtimes import xla
 from tests.cases import MODELS
+from tests.doors.test_tape import USES, X, as_written, assert_same, traced, weights
 from tests.keras_training import USES as KERAS_USES
 from tests.keras_training import train
-from tests.test_tape import USES, X, as_written, assert_same, traced, weights
 
 __all__ = ["weights"]  # a fixture
 
@@ -108,6 +110,7 @@ def test_the_copies_are_in_the_optimised_program():
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("name", [name for name, (_, saves) in USES.items() if saves])
+@pytest.mark.sweep(4)
 def test_every_use_of_a_tape_is_compiled(weights, name):
     use, _ = USES[name]
     if name == "a_loop":
@@ -134,6 +137,7 @@ def test_special_values_pass_unchanged(weights, special):
 @pytest.mark.parametrize(
     "dtype", sorted(gate._CARRIERS, key=lambda dtype: dtype.name), ids=lambda dtype: dtype.name
 )
+@pytest.mark.sweep(4)
 def test_a_gate_passes_every_type_unchanged(dtype):
     @tf.function(jit_compile=True, autograph=False)
     def through(x, other):
@@ -250,7 +254,7 @@ def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():
 
 def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(monkeypatch):
     sizes = []
-    monkeypatch.setattr(verify, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
+    monkeypatch.setattr(prove, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
     with pytest.raises(msg.BudgetError, match=r"5\.0 MB"):
         planned("chain", memory_budget="4MB", verify=True)
     assert len(sizes) == 3

@@ -1,1 +1,4 @@
-"""The only rooms that know `tf.Graph`."""
+"""Facts of TensorFlow's graphs, op by op, and the edits that they allow.
+
+Imports `planning`.
+"""

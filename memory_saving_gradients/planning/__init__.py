@@ -1,1 +1,4 @@
-"""Planning: from a problem to a schedule. Imports nothing of TensorFlow."""
+"""The step as data, and the search for schedules; numpy and numba, never TensorFlow.
+
+Imports nothing of the package.
+"""

@@ -13,7 +13,11 @@ import numpy as np
 
 from memory_saving_gradients.planning.anneal import annealed, lowered
 from memory_saving_gradients.planning.bounds import least_peak
-from memory_saving_gradients.planning.budget import (
+from memory_saving_gradients.planning.nested import Nested
+from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.progress import reported
+from memory_saving_gradients.planning.reorder import reordered
+from memory_saving_gradients.planning.search import (
     UNBOUNDED,
     cheapest,
     lowest,
@@ -22,10 +26,6 @@ from memory_saving_gradients.planning.budget import (
     times_run,
     within,
 )
-from memory_saving_gradients.planning.nested import Nested
-from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.progress import reported
-from memory_saving_gradients.planning.reorder import reordered
 from memory_saving_gradients.planning.simulate import simulate
 
 # What lies between the plain peak and the least one is halved so many times, or until they are so

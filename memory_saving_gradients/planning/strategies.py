@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from memory_saving_gradients.planning.budget import lowest, within, without_expensive
+from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.search import lowest, within, without_expensive
 from memory_saving_gradients.planning.simulate import simulate
 
 # The last bytes cost most: the peak may exceed the lowest one by this share.
@@ -69,6 +70,7 @@ WHAT = {
     "memory_budget= pay less",
     "speed": "the lowest peak with only cheap ops run twice",
     "auto": "the knee, where memory begins to get dear",
+    "articulation": "√n of the tensors where the network is one tensor wide; the textbook's",
 }
 
 #: The strategies that choose checkpoints by themselves.
@@ -76,4 +78,5 @@ STRATEGIES: dict[str, Callable[[Problem], Schedule]] = {
     "memory": memory,
     "speed": speed,
     "auto": auto,
+    "articulation": sqrt_spaced,
 }

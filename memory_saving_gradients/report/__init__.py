@@ -1,1 +1,4 @@
-"""A plan for people: as a table, as pictures, as data."""
+"""A plan as text, pictures and data.
+
+Imports `console` and `planning`.
+"""

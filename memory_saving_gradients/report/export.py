@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
 import numpy as np
 
+from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.planning.problem import Schedule, baseline, copied
 from memory_saving_gradients.planning.simulate import plain_timeline, simulate
 from memory_saving_gradients.report import facts
-
-if TYPE_CHECKING:
-    from memory_saving_gradients.plan import Plan
 
 # The rows of a trace.
 _ROWS = {"forward": 1, "recomputed": 2, "backward": 3}
 
 
-def as_data(plan: Plan) -> dict[str, Any]:
+def as_data(plan: PlanData) -> dict[str, Any]:
     """The report of a plan as JSON takes it; see `Plan.to_json`."""
     peak = facts.at_peak(plan)
     return {
@@ -45,7 +43,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def as_graph(plan: Plan) -> nx.DiGraph:
+def as_graph(plan: PlanData) -> nx.DiGraph:
     """The step as a graph of ops; see `Plan.to_networkx`."""
     problem, labels = plan.problem, plan.labels
     kept = set(plan.checkpoints)
@@ -73,7 +71,7 @@ def as_graph(plan: Plan) -> nx.DiGraph:
     return graph
 
 
-def as_trace(plan: Plan) -> dict[str, Any]:
+def as_trace(plan: PlanData) -> dict[str, Any]:
     """The predicted step, planned and plain, in Chrome's trace event format.
 
     Microseconds are estimates. See "Trace Event Format" of the Chromium project.
@@ -89,7 +87,7 @@ def as_trace(plan: Plan) -> dict[str, Any]:
 
 
 def _process(
-    plan: Plan, number: int, name: str, schedule: Schedule, held: np.ndarray
+    plan: PlanData, number: int, name: str, schedule: Schedule, held: np.ndarray
 ) -> list[dict[str, Any]]:
     """The events of one course of the step."""
     problem = plan.problem

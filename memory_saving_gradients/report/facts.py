@@ -5,17 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import networkx as nx
 import numpy as np
 
 from memory_saving_gradients.planning.labels import Labels
+from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.planning.problem import Schedule, baseline, copied
 from memory_saving_gradients.planning.simulate import simulate
-
-if TYPE_CHECKING:
-    from memory_saving_gradients.plan import Plan
 
 #: What the bytes at a peak are.
 ACTIVATION = "activation"
@@ -109,7 +106,7 @@ class Moment:
         return dict(found.most_common())
 
 
-def kept(plan: Plan) -> list[Kept]:
+def kept(plan: PlanData) -> list[Kept]:
     """The checkpoints, in the order in which the forward pass makes them."""
     problem, labels = plan.problem, plan.labels
     index_of = {tensor.name: t for t, tensor in enumerate(problem.tensors)}
@@ -129,7 +126,7 @@ def kept(plan: Plan) -> list[Kept]:
     return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
 
-def _reasons(plan: Plan) -> Callable[[int], str]:
+def _reasons(plan: PlanData) -> Callable[[int], str]:
     """A function that says why a tensor is kept that the user did not give."""
     problem, labels = plan.problem, plan.labels
     starts, early = _starts(plan), _read_before_copies(plan)
@@ -154,7 +151,7 @@ _ONCE = "must not run twice"
 _NUMBERS = 3  # segments that are named
 
 
-def segments(plan: Plan) -> list[Segment]:
+def segments(plan: PlanData) -> list[Segment]:
     """What is run again, in the order of running."""
     problem = plan.problem
     total = float(problem.costs.sum()) or 1.0
@@ -177,17 +174,17 @@ def segments(plan: Plan) -> list[Segment]:
     return found
 
 
-def at_peak(plan: Plan) -> Moment:
+def at_peak(plan: PlanData) -> Moment:
     """The moment of the plan's peak."""
     return moment(plan, plan.schedule)
 
 
-def at_plain_peak(plan: Plan) -> Moment:
+def at_plain_peak(plan: PlanData) -> Moment:
     """The moment of the peak of the step without recomputation, its ops run one by one."""
     return moment(plan, baseline(plan.problem))
 
 
-def moment(plan: Plan, schedule: Schedule) -> Moment:
+def moment(plan: PlanData, schedule: Schedule) -> Moment:
     """The moment of the peak of a schedule of a plan's problem."""
     problem, labels = plan.problem, plan.labels
     simulation = simulate(problem, schedule)
@@ -226,7 +223,7 @@ def _kind_of_gradient(labels: Labels, tensor: int) -> str:
     return SUM if tensor in labels.sums else GRADIENT
 
 
-def most_of_weights(plan: Plan) -> int:
+def most_of_weights(plan: PlanData) -> int:
     """The most bytes of gradients of weights that are alive at once."""
     simulation = simulate(plan.problem, plan.schedule)
     live = np.zeros(len(simulation.timeline) + 2, dtype=np.int64)
@@ -237,7 +234,7 @@ def most_of_weights(plan: Plan) -> int:
     return int(live.cumsum().max(initial=0))
 
 
-def layer(plan: Plan, op: int) -> str:
+def layer(plan: PlanData, op: int) -> str:
     """The scope of an op; its name, if a line of code is all that is known of it."""
     name, origin = plan.problem.ops[op].name, plan.labels.origin(plan.problem, op)
     name = name.removeprefix(plan.labels.common)
@@ -249,7 +246,7 @@ def shortened(label: str, width: int) -> str:
     return label if len(label) <= width else f"{label[: width - 1]}…"
 
 
-def _components(plan: Plan) -> list[list[int]]:
+def _components(plan: PlanData) -> list[list[int]]:
     """The copies that hang together, as places in the schedule."""
     problem = plan.problem
     _, copies = copied(problem, plan.schedule)
@@ -265,7 +262,7 @@ def _components(plan: Plan) -> list[list[int]]:
     return sorted(sorted(part) for part in nx.connected_components(reads))
 
 
-def _starts(plan: Plan) -> dict[int, list[int]]:
+def _starts(plan: PlanData) -> dict[int, list[int]]:
     """The numbers, from 1, of the segments that read each kept tensor."""
     ops = plan.problem.ops
     found: dict[int, list[int]] = {}
@@ -277,7 +274,7 @@ def _starts(plan: Plan) -> dict[int, list[int]]:
     return found
 
 
-def _read_before_copies(plan: Plan) -> set[int]:
+def _read_before_copies(plan: PlanData) -> set[int]:
     """The tensors whose first copy nothing reads any more when the first op is run again."""
     _, copies = copied(plan.problem, plan.schedule)
     begin = copies.index(True) if any(copies) else len(copies)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memory_saving_gradients.planning.budget import within
+from memory_saving_gradients.console.progress_bar import bar
+from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.planning.problem import baseline, copied
+from memory_saving_gradients.planning.search import within
 from memory_saving_gradients.planning.simulate import plain_timeline, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
-from memory_saving_gradients.progress import bar
 from memory_saving_gradients.report import facts
 from memory_saving_gradients.report.layers import Row, coarse
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from memory_saving_gradients.plan import Plan
 
 #: Readable on white paper and on a dark page: figures have no background of their own.
 COLOURS = {
@@ -41,7 +41,7 @@ _POINTS = 2_000
 _LABEL = 50
 
 
-def timeline(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
+def timeline(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figure:
     """Memory over the step, plain and planned; see `Plan.plot`."""
     problem = plan.problem
     figure = _figure(9.0, 4.6)
@@ -80,7 +80,7 @@ def timeline(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
     return _done(figure, axes, _title(plan), path)
 
 
-def frontier(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
+def frontier(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figure:
     """Peak against overhead, with the chosen plan; see `Plan.plot_frontier`."""
     problem = plan.problem
     cost = float(problem.costs.sum()) or 1.0
@@ -106,7 +106,7 @@ def frontier(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
     axes = figure.add_subplot()
     curve = _undominated([*curve, (plan.baseline_peak_bytes / 1e6, 0.0)])
     axes.plot(*zip(*curve, strict=True), color=COLOURS["budget"], marker=".", label="budgets")
-    for (name, where), marker in zip(named.items(), "o^s", strict=True):
+    for (name, where), marker in zip(named.items(), "o^sd", strict=True):
         axes.plot(*where, color=COLOURS["kept"], marker=marker, ls="none", label=name)
     plain = plan.baseline_peak_bytes / 1e6, 0.0
     axes.plot(*plain, color=COLOURS["plain"], marker="D", ls="none", label="tf.gradients")
@@ -122,7 +122,7 @@ def frontier(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
     return _done(figure, axes, "What each budget costs", path)
 
 
-def network(plan: Plan, path: str | os.PathLike[str] | None = None) -> Figure:
+def network(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figure:
     """The network as a column of layers; see `Plan.plot_graph`."""
     rows, arcs = coarse(plan)
     figure = _figure(9.0, 1.3 + 0.2 * len(rows))
@@ -222,7 +222,7 @@ def _undominated(points: list[tuple[float, float]]) -> list[tuple[float, float]]
     return found
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: PlanData) -> str:
     ratio = plan.baseline_peak_bytes / max(plan.peak_bytes, 1)
     return f"{plan.strategy}: {ratio:.1f}× less memory for {plan.overhead:.0%} more time"
 

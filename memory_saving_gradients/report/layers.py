@@ -6,13 +6,10 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from memory_saving_gradients.planning.keep import kept_tensors
+from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.report import facts
-
-if TYPE_CHECKING:
-    from memory_saving_gradients.plan import Plan
 
 #: No more rows than this.
 ROWS = 40
@@ -46,7 +43,7 @@ class Arc:
     bytes: int
 
 
-def coarse(plan: Plan) -> tuple[list[Row], list[Arc]]:
+def coarse(plan: PlanData) -> tuple[list[Row], list[Arc]]:
     """The rows of a plan's forward pass in the order of running, and what skips rows."""
     problem = plan.problem
     paths = [facts.layer(plan, i).split("/") for i in range(problem.forward_count)]
@@ -103,7 +100,7 @@ def _label(paths: Sequence[list[str]]) -> str:
     return "/".join(common) or (first if first == last else f"{first} … {last}")
 
 
-def _arcs(plan: Plan, groups: Sequence[Sequence[int]]) -> list[Arc]:
+def _arcs(plan: PlanData, groups: Sequence[Sequence[int]]) -> list[Arc]:
     problem = plan.problem
     row_of = {i: row for row, group in enumerate(groups) for i in group}
     sums: collections.Counter[tuple[int, int]] = collections.Counter()

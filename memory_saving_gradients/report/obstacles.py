@@ -6,10 +6,10 @@ import collections
 from typing import TYPE_CHECKING
 
 from memory_saving_gradients.planning.keep import kept_tensors
+from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.report import facts
 
 if TYPE_CHECKING:
-    from memory_saving_gradients.plan import Plan
     from memory_saving_gradients.planning.problem import Problem
 
 # What holds less than this share of the peak is no obstacle.
@@ -47,7 +47,7 @@ _TRY = {
 }
 
 
-def in_the_way(plan: Plan) -> str:
+def in_the_way(plan: PlanData) -> str:
     """What holds the peak of a plan, largest first, and what to try: a few sentences."""
     peak = facts.at_peak(plan)
     found = []
@@ -85,7 +85,7 @@ def _origin(problem: Problem, tensor: int) -> int:
 _STEPS_BACK = 4
 
 
-def _kept_advice(plan: Plan) -> str:
+def _kept_advice(plan: PlanData) -> str:
     """Why so many activations are kept, and what to try."""
     problem = plan.problem
     sizes: collections.Counter[str] = collections.Counter()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import io
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.report import facts
-
-if TYPE_CHECKING:
-    from memory_saving_gradients.plan import Plan
 
 # The width where there is no terminal.
 _WIDTH = 120
@@ -27,7 +25,7 @@ _END = 20
 _HOLDERS = 8
 
 
-def short(plan: Plan) -> str:
+def short(plan: PlanData) -> str:
     """The plan in a few lines, for logs: what it saves, keeps and runs again."""
     parts = facts.segments(plan)
     peak = facts.at_peak(plan)
@@ -39,7 +37,7 @@ def short(plan: Plan) -> str:
     )
 
 
-def text(plan: Plan, file: IO[str] | None = None) -> str:
+def text(plan: PlanData, file: IO[str] | None = None) -> str:
     """The tables as text, for `file` if that is a terminal."""
     return rendered(_tables(plan), file)
 
@@ -60,7 +58,7 @@ def rendered(shown: RenderableType, file: IO[str] | None = None) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def html(plan: Plan) -> str:
+def html(plan: PlanData) -> str:
     """The tables for a notebook."""
     console = Console(file=io.StringIO(), record=True, width=_WIDTH, force_jupyter=False)
     console.print(_tables(plan))
@@ -70,7 +68,7 @@ def html(plan: Plan) -> str:
     )
 
 
-def _tables(plan: Plan) -> RenderableType:
+def _tables(plan: PlanData) -> RenderableType:
     parts = facts.segments(plan)
     peak = facts.at_peak(plan)
     return Group(
@@ -94,7 +92,7 @@ def _table(title: str, **columns: str) -> Table:
     return table
 
 
-def _kept(plan: Plan) -> RenderableType:
+def _kept(plan: PlanData) -> RenderableType:
     rows = facts.kept(plan)
     total = sum(row.bytes for row in rows)
     least = _least([row.bytes for row in rows])
@@ -173,7 +171,7 @@ def _peak(parts: list[facts.Segment], peak: facts.Moment) -> RenderableType:
     return table
 
 
-def _totals(plan: Plan, parts: list[facts.Segment]) -> RenderableType:
+def _totals(plan: PlanData, parts: list[facts.Segment]) -> RenderableType:
     ratio = plan.baseline_peak_bytes / max(plan.peak_bytes, 1)
     labels = plan.labels
     lines = {

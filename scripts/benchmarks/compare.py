@@ -85,7 +85,7 @@ def table(label: str, rows: Sequence[Row]) -> Table:
 def main(arguments: Sequence[str] | None = None) -> None:
     description, *rest = (__doc__ or "").split("\n\n", 1)
     parser = argparse.ArgumentParser(
-        prog="memory-saving-gradients compare", description=description, epilog="".join(rest)
+        prog="python -m scripts.benchmarks.compare", description=description, epilog="".join(rest)
     )
     parser.add_argument(
         "models",

@@ -23,15 +23,15 @@ import numpy as np
 import tensorflow as tf
 from rich.progress import track
 
-from memory_saving_gradients.graph.backward import BackwardPass
-from memory_saving_gradients.graph.joins import taken_apart
-from memory_saving_gradients.graph.read import read
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.bounds import lower_bound
-from memory_saving_gradients.planning.budget import within
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, Tensor, baseline
+from memory_saving_gradients.planning.search import within
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.read import read
+from memory_saving_gradients.rewriting.running_sums import taken_apart
 from scripts.benchmarks.models import MODELS
 from test_models import Model, ResNet50, UNet, build_v1
 

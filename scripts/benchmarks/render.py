@@ -57,9 +57,7 @@ def main() -> None:
         "demo": tables.demo_table(read("demo")),
         "deep": tables.demo_table(read("deep_resnet")),
         "published": tables.published_table(planning),
-        "before": tables.before_table(planning, read("planning_1_1")),
         "over optimal": tables.over_optimal_table(planning),
-        "mutations": tables.mutations_table(read("mutations")),
         "machine": machine,
     }
     for page in (ROOT / "README.md", DOCS / "results.md", DOCS / "by-hand.md"):

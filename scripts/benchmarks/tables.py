@@ -312,26 +312,6 @@ HARD = {
 }
 
 
-def before_table(planning: dict, before: dict) -> str:
-    """The plans of 1.1 and of today: `memory`, `auto`, and a budget that is hard to meet."""
-    rows = []
-    for label, share in HARD.items():
-        found, then = planning["models"][label], before[label]
-        plain = found["tf.gradients"][0]
-        row = [label, f"{then['memory'][0]:.0%} at {then['memory'][1]:.1%}"]
-        for strategy in ("memory", "auto"):
-            peak, overhead = found[strategy]
-            row.append(f"{peak / plain:.0%} at {overhead:.1%}")
-        old = then["budgets"].get(share)
-        row += [share, "not met" if old is None else f"{old:.1%}"]
-        pairs = zip(found["budgets"], found["bound"], strict=True)
-        met = {budget: (now, bound) for (_, now), (budget, bound) in pairs}
-        now = [f"{cost:.1%}" for cost in met.get(int(float(share) * plain), ())]
-        rows.append([*row, *(now or ["not met", ""])])
-    header = ["model", "`memory` of 1.1", "`memory`", "`auto`", "budget", "1.1", "now"]
-    return markdown([*header, "at least, proven"], rows)
-
-
 def few_table(results: dict) -> str:
     """One row for each kind of network: what README shows."""
     rows = []
@@ -393,25 +373,6 @@ def compare_notes(results: dict) -> str:
             *(["What fails says:", "", *lines] if lines else []),
         ]
     )
-
-
-def mutations_table(results: dict) -> str:
-    """How many wrong planners the tests notice, and the changes that they do not."""
-
-    def line(diff: list[str], sign: str) -> str:
-        found = next(one[1:].strip() for one in diff if one[0] == sign)
-        return "`" + found.replace("|", r"\|") + "`"
-
-    lived, tried = results["survivors"], results["tried"]
-    said = (
-        f"Of {results['mutants']:,} mutants of `planning/` {tried} were drawn by chance and tried; "
-        f"`tests/planning` noticed {tried - len(lived)} of them ({1 - len(lived) / tried:.0%})."
-    )
-    rows = [
-        [f"{one['name'].split()[0]}, line {one['line']}", *(line(one["diff"], s) for s in "-+")]
-        for one in lived
-    ]
-    return f"{said}\n\n{markdown(['not noticed', 'was', 'became'], rows)}" if rows else said
 
 
 def eager_table(results: dict) -> str:

@@ -33,9 +33,9 @@ from jax._src.lib import _jax, xla_client
 from rich.progress import track
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph import kinds, tf_private
-from memory_saving_gradients.graph.runtimes import described_gpu, gate
+from memory_saving_gradients.graph import gate, kinds, tf_private
 from memory_saving_gradients.measure import compiled_temporaries
+from memory_saving_gradients.proving import described_gpu
 from scripts.benchmarks.models import MODELS
 from test_models import Model, ResNet50
 

@@ -8,8 +8,8 @@ from tensorflow.python.framework import function as v1_function
 from memory_saving_gradients import GradientTape, get_plans, gradients
 from memory_saving_gradients.graph import calls
 from memory_saving_gradients.graph import tf_private as private
-from memory_saving_gradients.graph.runtimes.runtime import COPY
 from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.rewriting.run import COPY
 from tests.cases import assert_same
 
 v1 = tf.compat.v1

@@ -11,6 +11,7 @@ from test_models import Chain, build_v1
 
 
 @pytest.mark.parametrize("name", [*DEVICES, LOCAL])
+@pytest.mark.sweep(3)
 def test_every_device_can_be_planned_for(graph, name):
     step = build_v1(Chain(16, 64), 512)
     gradients(step.loss, step.variables, memory_budget=0.5, device=name)

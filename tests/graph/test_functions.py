@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients, gradients_memory
 from memory_saving_gradients.graph import functions
-from memory_saving_gradients.graph.runtimes.runtime import COPY
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.measure import session_peak
+from memory_saving_gradients.rewriting.run import COPY
 from tests.cases import assert_same
 
 v1 = tf.compat.v1
@@ -114,6 +114,7 @@ def network(form):
 
 @pytest.mark.parametrize("how", [{"checkpoints": "memory"}, {"checkpoints": "speed"}])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sweep(3)
 def test_every_form_in_a_graph(graph, control_flow, form, how):
     loss, xs = network(form)
     plain = tf.gradients(loss, xs)

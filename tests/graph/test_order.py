@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
-from memory_saving_gradients.graph.backward import BackwardPass
-from memory_saving_gradients.graph.read import read
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.read import read
 
 v1 = tf.compat.v1
 

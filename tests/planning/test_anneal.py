@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memory_saving_gradients.planning.anneal import annealed, lowered
-from memory_saving_gradients.planning.budget import UNBOUNDED, times_run
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
+from memory_saving_gradients.planning.search import UNBOUNDED, times_run
 from memory_saving_gradients.planning.simulate import simulate
 from tests.planning.problems import chain, problems
 from tests.replay import replay

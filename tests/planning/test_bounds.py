@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from memory_saving_gradients.planning.bounds import certified, least_peak, lower_bound, one_cut
-from memory_saving_gradients.planning.budget import within
 from memory_saving_gradients.planning.problem import Problem
+from memory_saving_gradients.planning.search import within
 from memory_saving_gradients.planning.simulate import simulate
 from tests.planning.brute_force import cheapest
 from tests.planning.integer_program import least_cost

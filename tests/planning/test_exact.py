@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients.graph.backward import BackwardPass
-from memory_saving_gradients.graph.read import read
-from memory_saving_gradients.planning.budget import within
+from memory_saving_gradients.planning.search import within
 from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.read import read
 from scripts.benchmarks.models import MODELS
 from test_models import build_v1
 from tests.planning.brute_force import cheapest

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory_saving_gradients.planning.budget import within
 from memory_saving_gradients.planning.frontier import at_knee, cheaper_than
 from memory_saving_gradients.planning.problem import baseline
+from memory_saving_gradients.planning.search import within
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import memory
 from tests.planning.problems import chain, layered, problems

@@ -2,11 +2,11 @@
 
 import pytest
 
-from memory_saving_gradients.planning import budget
+from memory_saving_gradients.planning import search
 from memory_saving_gradients.planning.bounds import least_peak
-from memory_saving_gradients.planning.budget import lowest, within
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.progress import heard_by, reported
+from memory_saving_gradients.planning.search import lowest, within
 from memory_saving_gradients.planning.simulate import simulate
 from tests.planning.problems import chain
 
@@ -38,5 +38,5 @@ def test_the_lowest_peak_is_met_and_no_op_takes_more():
 
 def test_what_one_op_takes_is_not_searched_for(monkeypatch):
     problem = chain(30)
-    monkeypatch.setattr(budget, "Nested", pytest.fail)
+    monkeypatch.setattr(search, "Nested", pytest.fail)
     within(problem, least_peak(problem) - 1)

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory_saving_gradients.planning.budget import lowest, within
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.reorder import reordered
+from memory_saving_gradients.planning.search import lowest, within
 from memory_saving_gradients.planning.simulate import simulate
 from tests.planning.problems import chain, problems
 from tests.replay import replay

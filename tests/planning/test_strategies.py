@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 
 from memory_saving_gradients.planning.articulation import articulation_tensors, sqrt_spaced
-from memory_saving_gradients.planning.budget import lowest
 from memory_saving_gradients.planning.cuts import kept_at
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor, baseline
+from memory_saving_gradients.planning.search import lowest
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given
 from tests.planning.problems import chain, problems

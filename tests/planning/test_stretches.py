@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory_saving_gradients.planning.budget import within
+from memory_saving_gradients.planning.search import within
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.stretches import fewer_stretches, stretches
 from tests.planning.problems import chain, problems

@@ -3,6 +3,7 @@
 import functools
 import warnings
 
+import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
@@ -16,6 +17,14 @@ PLANS = {
     "unet": "speed",
     "vgg": "tight budget",
 }
+
+#: Their names, as cases of a test.
+CASES = [
+    name
+    if name in ("resnet20", "unet", "vgg", "gpt")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in PLANS
+]
 
 
 @functools.cache

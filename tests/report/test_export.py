@@ -6,10 +6,10 @@ import networkx as nx
 import pytest
 
 from memory_saving_gradients.planning.simulate import simulate
-from tests.report.plans import PLANS, plan_of
+from tests.report.plans import CASES, plan_of
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_json_says_what_the_plan_does(name):
     plan = plan_of(name)
     data = json.loads(plan.to_json())
@@ -20,7 +20,7 @@ def test_json_says_what_the_plan_does(name):
     assert sum(data["peak"]["by_kind"].values()) >= plan.peak_bytes
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_graph_of_ops(name):
     plan = plan_of(name)
     graph = plan.to_networkx()

@@ -7,12 +7,12 @@ from memory_saving_gradients import get_plans, gradients
 from memory_saving_gradients.planning.problem import copied
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.report import facts
-from tests.report.plans import PLANS, plan_of
+from tests.report.plans import CASES, plan_of
 
 v1 = tf.compat.v1
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_segments_are_all_that_runs_again(name):
     plan = plan_of(name)
     _, copies = copied(plan.problem, plan.schedule)
@@ -25,7 +25,7 @@ def test_segments_are_all_that_runs_again(name):
     assert [part.entries[0] for part in parts] == sorted(part.entries[0] for part in parts)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_what_is_held_adds_up_to_the_peak(name):
     plan = plan_of(name)
     peak = facts.at_peak(plan)
@@ -37,7 +37,7 @@ def test_what_is_held_adds_up_to_the_peak(name):
     assert sum(peak.by_kind.values()) == held
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_every_checkpoint_is_told(name):
     plan = plan_of(name)
     told = facts.kept(plan)

@@ -10,7 +10,7 @@ import pytest
 
 from memory_saving_gradients.report import figures
 from memory_saving_gradients.report.layers import ROWS, coarse
-from tests.report.plans import PLANS, plan_of
+from tests.report.plans import CASES, plan_of
 
 
 def luminance(colour):
@@ -26,7 +26,7 @@ def test_colours_are_readable(name, page):
     assert (max(levels) + 0.05) / (min(levels) + 0.05) >= 3
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_course_of_the_step(name, tmp_path):
     plan = plan_of(name)
     figure = plan.plot(tmp_path / "plot.png")
@@ -42,7 +42,7 @@ def test_the_course_of_the_step(name, tmp_path):
     assert ("budget" in legend) == (plan.budget_bytes is not None)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_network(name, tmp_path):
     plan = plan_of(name)
     figure = plan.plot_graph(tmp_path / "graph.svg")
@@ -92,7 +92,7 @@ def test_the_frontier_has_the_plan_on_it():
 def test_without_matplotlib_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from tests.report.plans import plan_of\n"
+        "from tests.report.plans import CASES, plan_of\n"
         "try: plan_of('chain').plot()\n"
         "except ImportError as error: print(error)\n"
     )

@@ -26,7 +26,7 @@ def noise():
     h = x
     for i in range(8):
         with tf.name_scope(f"noisy_{i}"):
-            h = h * tf.random.normal(h.shape)
+            h = h * tf.random.normal(h.shape, stddev=0.5)
     return tf.reduce_sum(h), [x]
 
 

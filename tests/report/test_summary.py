@@ -9,10 +9,10 @@ import rich.console
 
 from memory_saving_gradients import Plan
 from memory_saving_gradients.report import facts, summary
-from tests.report.plans import PLANS, plan_of
+from tests.report.plans import CASES, plan_of
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", CASES)
 def test_it_fits_and_tells_all(name, capsys):
     plan = plan_of(name)
     plan.summary()

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients import BudgetError, GradientTape, rewriting
+from memory_saving_gradients import BudgetError, GradientTape
+from memory_saving_gradients.pipeline import plan_and_rewrite
 from memory_saving_gradients.planning import strategies
 from memory_saving_gradients.planning.keep import keeping
 
@@ -35,7 +36,7 @@ def asked_for(way, monkeypatch):
         warnings.filterwarnings("ignore", "memory_saving_gradients")
         if way == "all again":
             patch.setitem(strategies.STRATEGIES, "memory", lambda problem: keeping(problem, ()))
-            patch.setattr(rewriting, "is_worth_it", lambda *_: True)
+            patch.setattr(plan_and_rewrite, "is_worth_it", lambda *_: True)
         yield
 
 

@@ -32,7 +32,7 @@ def test_every_public_function_is_listed():
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("way", ["all again"])
-@pytest.mark.parametrize("name", todays(FUNCTIONS, 60))
+@pytest.mark.parametrize("name", todays(FUNCTIONS, 20))
 def test_functions_of_the_day(name, way, monkeypatch):
     check(name, way, monkeypatch)
 

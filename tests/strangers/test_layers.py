@@ -64,14 +64,14 @@ def test_every_public_layer_is_listed():
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("way", ["memory", "all again"])
-@pytest.mark.parametrize("name", todays(LAYERS, 25))
+@pytest.mark.parametrize("name", todays(LAYERS, 8))
 def test_layers_of_the_day(name, way, monkeypatch):
     check(name, way, monkeypatch)
 
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "function"])
-@pytest.mark.parametrize("name", todays(LAYERS, 12))
+@pytest.mark.parametrize("name", todays(LAYERS, 4))
 def test_layers_of_the_day_inside_checkpoint(name, eager):
     check_inside_checkpoint(name, eager)
 

@@ -1,0 +1,237 @@
+"""`gradients()`: `tf.gradients`, with activations recomputed instead of kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.options.checkpoints_argument import Checkpoints, is_eager
+from memory_saving_gradients.options.options import BatchSize, Options
+from memory_saving_gradients.pipeline.save import differentiate
+from memory_saving_gradients.plans.plan import Plan
+
+
+@tf.autograph.experimental.do_not_convert
+def gradients(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    checkpoints: Checkpoints = "collection",
+    *,
+    name: str = "gradients",
+    colocate_gradients_with_ops: bool = True,
+    gate_gradients: bool = False,
+    aggregation_method: int | None = None,
+    stop_gradients: Any = None,
+    unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    memory_budget: int | str | float | None = None,
+    max_overhead: float | None = None,
+    max_recompute: int | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    device: str = "cpu",
+    cost_model: str = "analytical",
+    batch_size: BatchSize = None,
+    verify: bool = False,
+    running_sums: bool = True,
+) -> list:
+    """Differentiates as `tf.gradients` does, in less memory.
+
+    TensorFlow differentiates; then the backward ops are made to read recomputed activations
+    where those were not kept. The values are those of `tf.gradients`, bit for bit where the
+    kernels are deterministic.
+
+    Args:
+        ys: a tensor or list of tensors to be differentiated.
+        xs: a tensor, variable or Keras variable, or a list of them, to differentiate by.
+        grad_ys: as in `tf.gradients`.
+        checkpoints: which forward tensors to keep for the backward pass. One of
+            `"collection"` (those in the graph collection "checkpoints"),
+            `"memory"` (the lowest peak found with every op run at most twice),
+            `"speed"` (only cheap ops run twice),
+            `"auto"` (the knee: most of what "memory" saves, for less),
+            `"articulation"` (√n of the tensors where the network is one tensor wide, the textbook
+            method: planned in milliseconds, and saves less),
+            a list of tensors, ops, their names, or regular expressions that are searched in
+            the names of tensors, or
+            a function from a `tf.Operation` to bool that says whether to keep the op's outputs.
+        name: as in `tf.gradients`.
+        colocate_gradients_with_ops: as in `tf.compat.v1.gradients`.
+        gate_gradients: as in `tf.gradients`.
+        aggregation_method: as in `tf.gradients`.
+        stop_gradients: as in `tf.gradients`.
+        unconnected_gradients: as in `tf.gradients`.
+        memory_budget: the peak to stay within, at the least overhead that is found: bytes (int), a
+            string (`"800MB"`, `"1.5GiB"`), or a float, 0 < f <= 1, as a share of the baseline
+            peak. It counts all that a step allocates at once (activations, gradients, recomputed
+            copies); variables, constants and fed inputs are not counted. Where it needs to, the
+            plan runs ops more than twice. With a budget, `checkpoints` may be left out; tensors
+            given there are kept.
+        max_overhead: the extra cost to stay within, a float above 0 as a share of the plain step's
+            estimated cost: the lowest peak for it is planned. It takes the place of a budget.
+        max_recompute: with one of the two, how often an op may be recomputed at most; 1 means that
+            it runs at most twice. None sets no bound.
+        plan: a plan of the same graph to apply again, or the path where `Plan.save` put it; then
+            nothing is planned.
+        device: what to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local" for
+            this machine's own device. Under XLA also what a budget is compiled for; for the named
+            GPUs by the extra `xla-gpu`, without which rules decide.
+        cost_model: "analytical" takes TensorFlow's estimate of each op for `device`; "measured"
+            runs the plain step a few times with stand-ins for inputs and variables and takes each
+            op's time and scratch space from a trace.
+        batch_size: how large the unknown first dimension of the inputs will be, or a mapping of
+            names of inputs to whole shapes; without it, a plan is made that does well at any size.
+        verify: whether to prove the plan while the step is built: a run of it is measured
+            (`plan.measured_peak_bytes`), or, where XLA compiles it, its compiler is asked
+            (`plan.compiled_peak_bytes`); a budget that is missed is planned again.
+        running_sums: whether sums of many gradients (of a weight that is read many times) add each
+            as it comes, so that one lives instead of all. Where that is another order than that of
+            the plain step, the sum is equal to rounding, and `plan.labels.reordered` names it.
+
+    Returns:
+        A list with the gradient of each x: a tensor, an `IndexedSlices`, or None.
+
+    Raises:
+        BudgetError: no plan within `memory_budget` was found; the graph is plain.
+        CannotMeasure: `verify=True`, and the step cannot be run or compiled for it.
+        RuntimeError: called outside a graph.
+        TypeError: `checkpoints`, an entry of it, or another option is of a wrong type.
+        ValueError: a checkpoint is not in the forward graph, the strategy is unknown, or a budget
+            is not positive, the plan is one of another graph, or `batch_size` contradicts the
+            graph.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     x = tf.compat.v1.placeholder(tf.float32, (None, 8))
+        ...     y = tf.reduce_sum(tf.tanh(tf.tanh(tf.tanh(x))))
+        ...     grads = gradients(y, x, checkpoints=["Tanh_1"])
+        >>> grads[0].shape
+        TensorShape([None, 8])
+
+    The idea and the interface are those of OpenAI's gradient-checkpointing (T. Salimans and
+    Y. Bulatov, 2018).
+    """
+    options = Options(
+        checkpoints,
+        memory_budget=memory_budget,
+        max_overhead=max_overhead,
+        max_recompute=max_recompute,
+        plan=plan,
+        device=device,
+        cost_model=cost_model,
+        batch_size=batch_size,
+        verify=verify,
+        running_sums=running_sums,
+    )
+    return differentiated(
+        options,
+        ys,
+        xs,
+        grad_ys=grad_ys,
+        name=name,
+        colocate_gradients_with_ops=colocate_gradients_with_ops,
+        gate_gradients=gate_gradients,
+        aggregation_method=aggregation_method,
+        stop_gradients=stop_gradients,
+        unconnected_gradients=unconnected_gradients,
+    )
+
+
+def differentiated(
+    options: Options,
+    ys: Any,
+    xs: Any,
+    planned: Callable[[Plan], object] = lambda plan: None,
+    **arguments: Any,
+) -> list:
+    """`tf.gradients` of `ys` by `xs`, saving memory.
+
+    Args:
+        options: how.
+        ys: as in `gradients`.
+        xs: as in `gradients`.
+        planned: called with the plan, if one is applied.
+        **arguments: further ones of `tf.compat.v1.gradients`.
+    """
+    variables = tf.nest.map_structure(_plain_variable, xs)
+    _check_in_a_graph(ys, variables)
+    graph = tf.compat.v1.get_default_graph()
+    return differentiate(
+        lambda: tf_private.GRADIENTS(ys, variables, **arguments),
+        ys,
+        variables,
+        graph,
+        options,
+        planned,
+    )
+
+
+def _check_in_a_graph(ys: Any, xs: Any) -> None:
+    """Raises if there is no graph to rewrite, or what is given is in none."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "memory_saving_gradients rewrites graphs, and eager execution has none: call "
+            "gradients() inside a tf.function or a tf.compat.v1 graph."
+        )
+    for label, values in (("ys", ys), ("xs", xs)):
+        for value in tf.nest.flatten(values, expand_composites=True):
+            if is_eager(value) and not isinstance(value, tf.Variable):
+                raise ValueError(
+                    f"{label} has an eager tensor, {value!r}, which is in no graph: compute it "
+                    "inside the tf.function or graph that calls gradients()."
+                )
+
+
+def _plain_variable(x: Any) -> Any:
+    """The TensorFlow variable in a Keras variable; anything else as it is."""
+    variable = getattr(sys.modules.get("keras"), "Variable", None)
+    if isinstance(variable, type) and isinstance(x, variable):
+        return cast(Any, x)._value
+    return x
+
+
+def _with(strategy: str) -> Callable[..., list]:
+    """`gradients` with a fixed strategy and the parameters of `tf.compat.v1.gradients`."""
+
+    @tf.autograph.experimental.do_not_convert
+    def fixed(
+        ys: Any,
+        xs: Any,
+        grad_ys: Any = None,
+        name: str = "gradients",
+        colocate_gradients_with_ops: bool = True,
+        gate_gradients: bool = False,
+        aggregation_method: int | None = None,
+        stop_gradients: Any = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        **options: Any,
+    ) -> list:
+        return gradients(
+            ys,
+            xs,
+            grad_ys,
+            strategy,
+            name=name,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            stop_gradients=stop_gradients,
+            unconnected_gradients=unconnected_gradients,
+            **options,
+        )
+
+    fixed.__name__ = fixed.__qualname__ = f"gradients_{strategy}"
+    fixed.__doc__ = (
+        f'`gradients` with `checkpoints="{strategy}"`, to put in the place of `tf.gradients`: '
+        "its parameters are those of `tf.compat.v1.gradients` and the options of `gradients`."
+    )
+    return fixed
+
+
+gradients_collection = _with("collection")
+gradients_memory = _with("memory")
+gradients_speed = _with("speed")

@@ -1,0 +1,235 @@
+"""`max_batch()`: the largest batch that a step can train with in a given memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from memory_saving_gradients.console.progress_bar import bar
+from memory_saving_gradients.doors.traced_step import Step, traced_step
+from memory_saving_gradients.options.budgets import parse_budget
+from memory_saving_gradients.planning.frontier import cheaper_than
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
+from memory_saving_gradients.planning.strategies import STRATEGIES
+from memory_saving_gradients.report.summary import rendered
+
+# The batch that is read first, the largest that is looked for, how near to the largest possible one
+# an answer is, and what the next is where planning at an answer shows that it does not fit.
+_FIRST = 32
+_LARGEST = 2**20
+_CLOSE = 0.02
+_STEP = 0.99
+
+
+@dataclasses.dataclass(frozen=True)
+class Largest:
+    """The largest batch that fits in one way.
+
+    Attributes:
+        batch_size: how many examples; 0 where not even one fits.
+        bytes: what the step takes then: the predicted peak, variables and inputs.
+        overhead: predicted extra cost, as a fraction of the cost of the plain step.
+        seconds_per_example: TensorFlow's estimate of a step's time on one processor core, divided
+            by the batch: to compare the ways with each other.
+    """
+
+    batch_size: int
+    bytes: int
+    overhead: float
+    seconds_per_example: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxBatch:
+    """What `max_batch` found.
+
+    Attributes:
+        memory_bytes: the memory that was asked for.
+        variables_bytes: what weights, the optimizer's and other variables take of it.
+        ways: by name ("plain", "speed", "memory", "10 % extra cost" …) the largest batch.
+    """
+
+    memory_bytes: int
+    variables_bytes: int
+    ways: dict[str, Largest]
+
+    def __str__(self) -> str:
+        return rendered(_table(self)).rstrip()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
+
+def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> MaxBatch:
+    """The largest batch that fits into a memory, plain and with recomputation.
+
+    The step is traced and planned; nothing runs. The peak grows nearly linearly with the batch, by
+    which the batches to look at are chosen; each answer is one that was planned at that very size.
+
+    What counts is the predicted peak of the step, all its variables (weights, what the optimizer
+    and the metrics keep) and the inputs. What else lives on a device (the framework itself,
+    workspaces of a GPU's kernels, temporaries of the optimizer) does not: leave room for it.
+
+    Args:
+        model_or_step: a Keras model, or a `tf.function` that computes gradients. A model that is
+            not compiled is looked at without an optimizer, with the mean square of its outputs as
+            the loss.
+        memory: bytes (int), or a string such as `"11GB"` or `"10GiB"`.
+        example: one batch, as `fit` or the function takes it, arrays or tensors or their
+            `tf.TensorSpec`: of a model `(x, y)`, of a function the tuple of its arguments. Needed
+            where the step does not tell: a subclassed model, a function without `input_signature`.
+
+    Returns:
+        The largest batches: plain, with `checkpoints="speed"` and `"memory"`, and with a budget
+        within 10, 20 and 33 % of extra cost. It prints as a table.
+
+    Raises:
+        TypeError: `model_or_step` is neither, or `memory` is of a wrong type.
+        ValueError: `memory` is no number of bytes or does not hold the variables, or the step does
+            not tell its inputs, fixes their batch, or computes no gradients.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((64,)), *[keras.layers.Dense(64)] * 8])
+        >>> found = max_batch(model, "32MB")
+        >>> found.ways["memory"].batch_size > found.ways["plain"].batch_size > 0
+        True
+    """
+    allowed = parse_budget(memory)
+    if isinstance(allowed, float):
+        raise ValueError(f'memory must be bytes, such as "11GB", got the share {memory!r}')
+    step = traced_step(model_or_step, example)
+    if allowed <= step.variables_bytes:
+        raise ValueError(
+            f"memory of {allowed / 1e6:,.1f} MB does not hold the variables alone: they take "
+            f"{step.variables_bytes / 1e6:,.1f} MB"
+        )
+    search = _Search(step, allowed)
+    with bar("looking for the largest batch", len(_WAYS)) as tick:
+        ways: dict[str, Largest] = {}
+        for name in _WAYS:
+            ways[name] = search.largest(name, ways["plain"].batch_size if ways else 0)
+            tick()
+    return MaxBatch(allowed, step.variables_bytes, ways)
+
+
+# The ways to train, each with what makes a schedule.
+_WAYS: dict[str, Callable[[Problem], Schedule]] = {
+    "plain": baseline,
+    "speed": STRATEGIES["speed"],
+    "memory": STRATEGIES["memory"],
+}
+_WAYS |= {
+    f"{most:.0%} extra cost": functools.partial(cheaper_than, max_overhead=most)
+    for most in (0.1, 0.2, 0.33)
+}
+
+
+class _Search:
+    """Looks for batches by one reading of the step, and again at each that it finds."""
+
+    def __init__(self, step: Step, allowed: int) -> None:
+        self._step = step
+        self._allowed = allowed
+        self._first = step.readings(_FIRST)
+        if any(reading.batch_size is None for reading in self._first):
+            raise ValueError(
+                "the step fixes the batch of its inputs: leave their first dimension None"
+            )
+        self._planned = functools.cache(functools.partial(self._taken, anew=True))
+        self._foretold = functools.cache(functools.partial(self._taken, anew=False))
+        self._schedules: dict[str, list[Schedule]] = {}
+
+    def largest(self, name: str, known: int) -> Largest:
+        """The largest batch that fits in a way: foretold, then planned at that very size.
+
+        Args:
+            name: the way.
+            known: a batch that fits; 0 for none.
+        """
+        batch = self._search(name, known)
+        found = self._planned(name, batch) if batch else None
+        while found and not self._fits(found):
+            batch = int(batch * min(_STEP, self._allowed / found.bytes))
+            found = self._planned(name, batch) if batch else None
+        if found is None:
+            return Largest(0, self._step.variables_bytes, 0.0, 0.0)
+        fixed = self._step.variables_bytes
+        larger = int(found.batch_size * (self._allowed - fixed) / max(found.bytes - fixed, 1))
+        if (1 + _CLOSE) * found.batch_size < larger <= _LARGEST:
+            more = self._planned(name, larger)
+            found = more if self._fits(more) else found
+        return found
+
+    def _search(self, name: str, known: int) -> int:
+        """The largest batch that is foretold to fit, nearly; 0 where none is."""
+        # Of a larger batch than fits plain, as activations hardly count in a small one.
+        self._schedules[name] = [_WAYS[name](one) for one in self._grown(max(1, 2 * known))]
+        low, high = known, max(1, 2 * known)
+        while high <= _LARGEST and self._fits(self._foretold(name, high)):
+            low, high = high, 2 * high
+        while high - low > max(1, _CLOSE * low) and low < _LARGEST:
+            middle = (low + high) // 2
+            if self._fits(self._foretold(name, middle)):
+                low = middle
+            else:
+                high = middle
+        return min(low, _LARGEST)
+
+    def _fits(self, found: Largest) -> bool:
+        return found.bytes <= self._allowed
+
+    def _grown(self, batch: int) -> list[Problem]:
+        more = batch - _FIRST
+        return [reading.problem.grown(reading.growth, more) for reading in self._first]
+
+    def _taken(self, name: str, batch: int, anew: bool) -> Largest:
+        """What a batch takes: planned anew, or by the schedules of another batch."""
+        fixed = self._step.variables_bytes + batch * self._step.example_bytes
+        if anew:
+            problems = [reading.problem for reading in self._step.readings(batch)]
+            schedules = [_WAYS[name](problem) for problem in problems]
+        else:
+            problems, schedules = self._grown(batch), self._schedules[name]
+        taken = [
+            min((plain_peak(problem), float(problem.costs.sum())), _judged(problem, schedule))
+            for problem, schedule in zip(problems, schedules, strict=True)
+        ]
+        seconds = sum(float(problem.costs.sum()) for problem in problems)
+        costs = sum(cost for _, cost in taken)
+        overhead = costs / seconds - 1 if seconds else 0.0
+        return Largest(batch, fixed + max(peak for peak, _ in taken), overhead, costs / batch)
+
+
+def _judged(problem: Problem, schedule: Schedule) -> tuple[int, float]:
+    """The peak of a schedule in bytes, and its cost in seconds."""
+    simulation = simulate(problem, schedule)
+    return simulation.peak, simulation.cost
+
+
+def _table(found: MaxBatch) -> Table:
+    """The answer as a table."""
+    table = Table(
+        title=(
+            f"The largest batches in {found.memory_bytes / 1e9:,.2f} GB "
+            f"({found.variables_bytes / 1e9:,.2f} GB of it variables)"
+        ),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
+    table.add_column("how")
+    for heading in ("batch", "GB", "extra cost", "estimated ms an example"):
+        table.add_column(heading, justify="right")
+    for name, way in found.ways.items():
+        more = " or more" if way.batch_size >= _LARGEST else ""
+        batch = f"{way.batch_size:,}{more}" if way.batch_size else "not even 1"
+        rest = (f"{way.bytes / 1e9:,.2f}", f"{way.overhead:.1%}")
+        seconds = f"{1000 * way.seconds_per_example:,.3f}"
+        table.add_row(name, batch, *((*rest, seconds) if way.batch_size else ("", "", "")))
+    return table

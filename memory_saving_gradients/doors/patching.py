@@ -1,0 +1,202 @@
+"""`patch()`: TensorFlow's own gradient functions save memory, for a process or within a `with`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import tensorflow as tf
+
+from memory_saving_gradients.doors.gradients import differentiated
+from memory_saving_gradients.doors.tape import GradientTape
+from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.options.checkpoints_argument import Checkpoints
+from memory_saving_gradients.options.options import MoreOptions, Options
+from memory_saving_gradients.pipeline.save import plan_updates
+from memory_saving_gradients.plans.plan import Plan
+
+
+class patch:
+    """Makes TensorFlow's own gradients save memory.
+
+    It replaces `tf.gradients`, `tf.compat.v1.gradients`, what the `tf.compat.v1` optimizers call,
+    and `tf.GradientTape`, which the training steps of Keras use. What `minimize` or
+    `apply_gradients` of a `tf.compat.v1` optimizer makes is planned with the step.
+
+    A call patches the process until `undo()`. A `with` block patches the thread that runs it, and
+    the threads that this one starts meanwhile, and those start. What is *traced* while patched
+    saves memory; a `tf.function` that was traced before stays as it was. The innermost `with` block
+    counts; without one, the latest call.
+
+    Args:
+        checkpoints: which forward tensors to keep, as in `gradients`.
+        memory_budget: the peak to stay within, as in `gradients`.
+        **more: max_overhead, max_recompute, plan, device, cost_model, batch_size, verify and
+            running_sums, as in `gradients`.
+
+    Attributes:
+        plans: what was planned, newest last.
+
+    Raises:
+        TypeError: an option is of a wrong type.
+        ValueError: the strategy is unknown or the budget is not positive.
+
+    Example:
+        >>> with patch("memory"):
+        ...     tape = tf.GradientTape()
+        >>> isinstance(tape, GradientTape)
+        True
+        >>> patched = patch(memory_budget="1GiB")
+        >>> patched.undo()
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints = "memory",
+        memory_budget: int | str | float | None = None,
+        **more: Unpack[MoreOptions],
+    ) -> None:
+        self._begin(Options.beside_memory(checkpoints, memory_budget, **more))
+
+    @classmethod
+    def of(cls, options: Options) -> patch:
+        """A patch of options that are at hand."""
+        made = cls.__new__(cls)
+        made._begin(options)
+        return made
+
+    def _begin(self, options: Options) -> None:
+        self.options = options
+        self.plans: list[Plan] = []
+        #: In a `with` block: the threads that it covers.
+        self._threads: weakref.WeakSet[threading.Thread] | None = None
+        with _lock:
+            _install()
+            _patches.append(self)
+
+    def undo(self) -> None:
+        """Takes the patch back. What the last patch leaves is what the first one found."""
+        with _lock:
+            if self in _patches:
+                _patches.remove(self)
+            if not _patches:
+                _uninstall()
+
+    def __enter__(self) -> patch:
+        with _lock:
+            if self not in _patches:
+                raise RuntimeError("this patch was undone: make a new one with patch(...)")
+            if self._threads is not None:
+                raise RuntimeError("this patch is entered already: make a new one with patch(...)")
+            self._threads = weakref.WeakSet([threading.current_thread()])
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.undo()
+
+    def _covers(self, thread: threading.Thread) -> bool:
+        return self._threads is None or thread in self._threads
+
+
+_lock = threading.RLock()
+_patches: list[patch] = []  # oldest first
+_found: list[tuple[Any, str, Any, Any]] = []  # module, name, what was there, what we put there
+
+
+def _active() -> patch | None:
+    """The patch that counts for this thread."""
+    with _lock:
+        thread = threading.current_thread()
+        covering = [p for p in _patches if p._covers(thread)]
+    blocks = [p for p in covering if p._threads is not None]
+    counts = blocks or covering
+    return counts[-1] if counts else None
+
+
+def _install() -> None:
+    if _found:
+        return
+    for module, name in [*tf_private.gradient_functions(), (threading.Thread, "start")]:
+        before = getattr(module, name)
+        ours = _OURS.get(name, _patched)(before)
+        _found.append((module, name, before, ours))
+    for module, name, _, ours in _found:
+        setattr(module, name, ours)
+
+
+def _uninstall() -> None:
+    for module, name, before, ours in _found:
+        # What somebody put over ours stays; ours then hands on to what was there before.
+        if getattr(module, name) is ours:
+            setattr(module, name, before)
+    _found.clear()
+
+
+def _patched(before: Callable) -> Callable:
+    """`before`, one of TensorFlow's gradient functions, or ours where a patch is active."""
+    signature = inspect.signature(before)
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(before)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        active = _active()
+        if active is None or tf.executing_eagerly():  # eagerly, TensorFlow says what is wrong
+            return before(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return differentiated(active.options, planned=active.plans.append, **given.arguments)
+
+    return patched
+
+
+def _applying(before: Callable) -> Callable:
+    """`apply_gradients` of the `tf.compat.v1` optimizers: what it updates is planned, too."""
+
+    @functools.wraps(before)
+    def apply_gradients(*args: Any, **kwargs: Any) -> Any:
+        updates = before(*args, **kwargs)
+        if _active() is not None and isinstance(updates, tf.Operation):
+            plan_updates(updates)
+        return updates
+
+    return apply_gradients
+
+
+def _starting(before: Callable) -> Callable:
+    """`Thread.start`: what covers the thread that calls it covers the one that starts."""
+
+    @functools.wraps(before)
+    def start(self: threading.Thread) -> None:
+        with _lock:
+            for one in _patches:
+                if one._threads is not None and one._covers(threading.current_thread()):
+                    one._threads.add(self)
+        before(self)
+
+    return start
+
+
+class PatchedTape(GradientTape):
+    """What `tf.GradientTape` is while it is patched."""
+
+    @tf.autograph.experimental.do_not_convert
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        super().__init__(persistent, watch_accessed_variables)
+        self._patch = _active()
+        self._options = self._patch.options if self._patch else None
+
+    def _planned(self, plan: Plan) -> None:
+        if self._patch:
+            self._patch.plans.append(plan)
+
+
+#: What takes the place of functions other than those that differentiate, by name.
+_OURS: dict[str, Callable[[Any], Any]] = {
+    "GradientTape": lambda before: PatchedTape,
+    "apply_gradients": _applying,
+    "start": _starting,
+}

@@ -1,0 +1,197 @@
+"""A training step, traced to be looked at: nothing is rewritten, nothing runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.doors.patching import patch
+from memory_saving_gradients.graph.shapes import InputSizes
+from memory_saving_gradients.options.options import Options, Request
+from memory_saving_gradients.pipeline.decide import decide
+from memory_saving_gradients.pipeline.save import looking
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.read import Reading, read
+from memory_saving_gradients.rewriting.running_sums import taken_apart
+
+#: Where a dimension is unknown and no `example` tells it.
+_HOW = "give example=, one batch as the step takes it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A traced step.
+
+    Attributes:
+        passes: its backward passes, each with what was asked for it.
+        variables_bytes: what all variables that it reads or writes take: weights, and what the
+            optimizer and the metrics keep.
+        example_bytes: what each example of a batch takes as an input.
+        traced: what holds the graph.
+    """
+
+    passes: list[tuple[BackwardPass, Request]]
+    variables_bytes: int
+    example_bytes: int
+    traced: Any = dataclasses.field(repr=False)
+
+    def readings(self, batch_size: int) -> list[Reading]:
+        """Each backward pass as a problem, for a batch of that size."""
+        sizes = InputSizes(batch_size)
+        return [read(one, request.cost_model, sizes) for one, request in self.passes]
+
+    def plans(self, batch_size: int) -> list[Plan]:
+        """What was asked for, decided for a batch of that size.
+
+        Raises:
+            BudgetError: no plan within the budget was found.
+        """
+        plans = []
+        for one, request in self.passes:
+            began = time.perf_counter()
+            request = dataclasses.replace(request, sizes=InputSizes(batch_size))
+            plan = decide(read(one, request.cost_model, request.sizes), request)
+            plans.append(dataclasses.replace(plan, seconds=time.perf_counter() - began))
+        return plans
+
+
+def traced_step(step: Any, example: Any = None, options: Options | None = None) -> Step:
+    """Traces a step for batches of any size.
+
+    Args:
+        step: a Keras model, or a `tf.function` that computes gradients.
+        example: one batch as `fit` or the function takes it, arrays or tensors or their
+            `tf.TensorSpec`: of a model `(x, y)`, of a function the tuple of its arguments. The
+            first dimension of each is the batch. None where the step tells: a model with inputs,
+            a function with an `input_signature`.
+        options: what to ask for, where the step does not say itself.
+
+    Returns:
+        The step.
+
+    Raises:
+        TypeError: `step` is neither.
+        ValueError: it does not tell its inputs, or computes no gradients.
+    """
+    options = options or Options("memory")
+    if _is_model(step):
+        function, arguments = step_of_model(step, example)
+    else:
+        function, arguments = _of_function(step, example)
+    with looking() as passes, patch.of(options):
+
+        def anew(*arguments: Any) -> Any:
+            passes.clear()  # where variables are made, TensorFlow traces twice
+            return function(*arguments)
+
+        traced = tf.function(anew).get_concrete_function(*arguments)
+    if not passes:
+        raise ValueError(
+            "the step computes no gradients: it must call tf.GradientTape.gradient or tf.gradients"
+        )
+    captured = {id(tensor) for tensor in traced.captured_inputs}
+    inputs = [t for t in traced.inputs if id(t) not in captured and t.dtype != tf.resource]
+    return Step(
+        passes=[(taken_apart(one, request.running_sums), request) for one, request in passes],
+        variables_bytes=sum(_bytes(v.shape, v.dtype) for v in traced.graph.variables),
+        example_bytes=sum(
+            _bytes(t.shape[1:], t.dtype) for t in inputs if t.shape.rank and t.shape[0] is None
+        ),
+        traced=traced,
+    )
+
+
+def _is_model(step: Any) -> bool:
+    models = (getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras"))
+    return isinstance(step, tuple(model for model in models if isinstance(model, type)))
+
+
+def _of_function(step: Any, example: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
+    if not hasattr(step, "python_function"):
+        raise TypeError(
+            f"expected a Keras model or a tf.function that computes gradients, got {step!r}"
+        )
+    if example is not None:
+        given = example if isinstance(example, tuple) else (example,)
+        return step.python_function, tf.nest.map_structure(_any_batch, given)
+    if step.input_signature is None:
+        raise ValueError(f"the function has no input_signature: {_HOW}")
+    return step.python_function, step.input_signature
+
+
+def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """A training step of a model: its own if it is compiled, else one with a loss of ours.
+
+    Args:
+        model: a Keras model.
+        example: as in `traced_step`.
+
+    Returns:
+        The step, and what it takes, as `tf.TensorSpec` of any batch.
+
+    Raises:
+        ValueError: the model does not tell its inputs.
+    """
+    if example is not None:
+        x, y = (*example, None)[:2] if isinstance(example, tuple) else (example, None)
+    else:
+        x, y = _symbolic(model, "input"), None
+    x = tf.nest.map_structure(_any_batch, x)
+    if not model.compiled:
+
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                outputs = tf.nest.flatten(model(x, training=True))
+                loss = sum(tf.reduce_mean(tf.square(tf.cast(o, tf.float32))) for o in outputs)
+                loss = tf.add_n([loss, *model.losses])
+            return tape.gradient(loss, model.trainable_variables)
+
+        return step, (x,)
+    if y is None:
+        outputs = tf.nest.map_structure(_any_batch, _symbolic(model, "output"))
+        y = _targets(outputs, model.loss)
+    return lambda x, y: model.train_step((x, y)), (x, tf.nest.map_structure(_any_batch, y))
+
+
+def _symbolic(model: Any, what: str) -> Any:
+    """What stands for the input (or the output) of a model."""
+    for name in (what, f"{what}s"):  # a Sequential has a list, of one
+        with contextlib.suppress(AttributeError, ValueError):
+            found = getattr(model, name)
+            return found if name == what else found[0]
+    raise ValueError(f'model "{model.name}" does not tell its inputs: {_HOW}')
+
+
+def _targets(outputs: Any, loss: Any) -> Any:
+    """What a model may be fitted to, by its outputs and losses."""
+    if isinstance(loss, dict):
+        names = outputs if isinstance(outputs, dict) else dict(zip(loss, outputs, strict=True))
+        return {name: _targets(names[name], one) for name, one in loss.items()}
+    if isinstance(outputs, list | tuple):
+        losses = loss if isinstance(loss, list | tuple) else [loss] * len(outputs)
+        return [_targets(*pair) for pair in zip(outputs, losses, strict=True)]
+    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
+    if "sparse" in str(name):
+        return tf.TensorSpec(outputs.shape[:-1], tf.int32)
+    return outputs
+
+
+def _any_batch(value: Any) -> Any:
+    """The value's kind, with a batch of any size; what is no tensor as it is."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return value
+    dtype = tf.as_dtype(getattr(value.dtype, "name", value.dtype))
+    return tf.TensorSpec((None, *shape[1:]) if len(shape) else (), dtype)
+
+
+def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
+    return math.prod(size or 1 for size in shape) * dtype.size

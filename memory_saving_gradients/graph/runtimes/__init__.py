@@ -1,1 +1,0 @@
-"""What runs a step: TensorFlow's executor, or XLA."""

@@ -1,0 +1,244 @@
+"""What a front door is asked for: checked alone, and then against a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph.devices import check_device
+from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes
+from memory_saving_gradients.options.budgets import parse_budget
+from memory_saving_gradients.options.checkpoints_argument import (
+    Checkpoints,
+    check_checkpoints,
+    is_empty_collection,
+    resolve,
+)
+from memory_saving_gradients.planning.search import UNBOUNDED
+from memory_saving_gradients.plans.plan import Plan
+
+BatchSize: TypeAlias = int | Mapping[str, Sequence[int]] | None
+
+
+class MoreOptions(TypedDict, total=False):
+    """What every front door takes beside `checkpoints` and `memory_budget`; see `gradients`."""
+
+    max_overhead: float | None
+    max_recompute: int | None
+    plan: Plan | str | os.PathLike[str] | None
+    device: str
+    cost_model: str
+    batch_size: BatchSize
+    verify: bool
+    running_sums: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to plan for one graph.
+
+    Attributes:
+        strategy: a name in `STRATEGIES`, "collection", "list", "policy", "budget" or "overhead"
+            where that alone decides, or "plan".
+        kept: the tensors to keep; None for a strategy that chooses by itself.
+        budget: bytes (int), a share of the baseline peak (float), or None for no budget.
+        max_overhead: the extra cost allowed, as a share of the plain step's; None for any.
+        most_runs: how often an op may run, with a budget or an overhead.
+        plan: the plan to apply; of the rest nothing counts then.
+        device: the device to estimate costs for.
+        cost_model: "analytical" or "measured".
+        sizes: what is known of the inputs.
+        verify: whether to measure the peak of a run.
+        running_sums: whether to take sums of gradients apart.
+    """
+
+    strategy: str
+    kept: list[tf.Tensor] | None
+    budget: int | float | None = None
+    max_overhead: float | None = None
+    most_runs: int = UNBOUNDED
+    plan: Plan | None = None
+    device: str = "cpu"
+    cost_model: str = "analytical"
+    sizes: InputSizes = NOTHING_GIVEN
+    verify: bool = False
+    running_sums: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a front door; see `gradients` for what they mean.
+
+    Raises:
+        TypeError: an option is of a wrong type.
+        ValueError: an option has a value that no graph could make right.
+    """
+
+    checkpoints: Checkpoints = "collection"
+    memory_budget: int | str | float | None = None
+    max_overhead: float | None = None
+    max_recompute: int | None = None
+    plan: Plan | str | os.PathLike[str] | None = None
+    device: str = "cpu"
+    cost_model: str = "analytical"
+    batch_size: BatchSize = None
+    verify: bool = False
+    running_sums: bool = True
+
+    @classmethod
+    def beside_memory(
+        cls,
+        checkpoints: Checkpoints,
+        memory_budget: int | str | float | None,
+        **more: Unpack[MoreOptions],
+    ) -> Options:
+        """Those of a front door where "memory" is the default, which a plan takes the place of."""
+        if (
+            more.get("plan") is not None
+            and isinstance(checkpoints, str)
+            and checkpoints == "memory"
+        ):
+            checkpoints = "collection"
+        return cls(checkpoints, memory_budget, **more)
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        if self.cost_model not in ("analytical", "measured"):
+            raise ValueError(
+                f'cost_model must be "analytical" or "measured", got {self.cost_model!r}'
+            )
+        if self.plan is not None:
+            asked = self.memory_budget is not None or self.max_overhead is not None
+            if asked or not self._says("collection"):
+                raise ValueError(
+                    "a plan decides all: leave out checkpoints, memory_budget and max_overhead"
+                )
+            if not isinstance(self.plan, Plan | str | os.PathLike):
+                raise TypeError(
+                    f"plan must be a Plan or the path of a saved one, got {self.plan!r}"
+                )
+        if self.memory_budget is not None:
+            parse_budget(self.memory_budget)
+            if self.max_overhead is not None:
+                raise ValueError(
+                    "memory_budget asks for the least overhead in so many bytes, and max_overhead "
+                    "for the fewest bytes at such an overhead: give one of them"
+                )
+        elif self.max_overhead is not None:
+            _check_overhead(self.max_overhead)
+        elif self.max_recompute is not None:
+            raise ValueError(
+                "max_recompute bounds what a memory_budget or max_overhead may do: give both"
+            )
+        _most_runs(self.max_recompute)
+        _sizes(self.batch_size)
+        check_checkpoints(self.checkpoints)
+
+    def _says(self, strategy: str) -> bool:
+        return isinstance(self.checkpoints, str) and self.checkpoints == strategy
+
+    def request(self, forward: dict[str, tf.Operation], graph: tf.Graph) -> Request:
+        """What they mean for a graph.
+
+        Args:
+            forward: the forward graph, as `forward_operations` gives it.
+            graph: the graph that is differentiated.
+
+        Raises:
+            ValueError: a checkpoint is not in the forward graph, `batch_size` names what is no
+                input, or a file holds no plan.
+        """
+        sizes = _sizes(self.batch_size)
+        for name, _ in sizes.shapes:
+            if getattr(forward.get(name), "type", None) != "Placeholder":
+                inputs = [op.name for op in forward.values() if op.type == "Placeholder"]
+                raise ValueError(
+                    f'batch_size names "{name}", which is no input of what is differentiated; its '
+                    f"inputs are {inputs}"
+                )
+        request = Request(
+            "plan",
+            None,
+            device=self.device,
+            cost_model=self.cost_model,
+            sizes=sizes,
+            verify=self.verify,
+            running_sums=self.running_sums,
+        )
+        if self.plan is not None:
+            plan = self.plan if isinstance(self.plan, Plan) else Plan.load(self.plan)
+            if sizes.assumed and plan.batch_size is not None:
+                request = dataclasses.replace(request, sizes=InputSizes(plan.batch_size))
+            return dataclasses.replace(request, plan=plan)
+        budgeted = self.memory_budget is not None
+        if budgeted or self.max_overhead is not None:
+            request = dataclasses.replace(
+                request,
+                budget=parse_budget(self.memory_budget) if budgeted else None,
+                max_overhead=self.max_overhead,
+                most_runs=_most_runs(self.max_recompute),
+            )
+            free = self._says("memory") or self._says("auto")
+            if free or is_empty_collection(self.checkpoints, graph):
+                return dataclasses.replace(request, strategy="budget" if budgeted else "overhead")
+        strategy, kept = resolve(self.checkpoints, forward, graph)
+        return dataclasses.replace(request, strategy=strategy, kept=kept)
+
+
+def _sizes(batch_size: BatchSize) -> InputSizes:
+    """What `batch_size` says; see `gradients`."""
+    if batch_size is None:
+        return InputSizes(assumed=True)
+    if not isinstance(batch_size, Mapping):
+        return InputSizes(_size(batch_size))
+    shapes = {}
+    for name, sizes in batch_size.items():
+        if not isinstance(name, str) or isinstance(sizes, str) or not isinstance(sizes, Sequence):
+            raise TypeError(
+                "batch_size must be an int, or map names of inputs to whole shapes such as "
+                f"(8, 256), got {name!r}: {sizes!r}"
+            )
+        shapes[name.partition(":")[0]] = tuple(map(_size, sizes))
+    return InputSizes(shapes=tuple(shapes.items()))
+
+
+def _check_overhead(value: Any) -> None:
+    """Raises if an extra cost is no share."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"max_overhead must be a float, the extra cost as a share of the step's, got {value!r}"
+        )
+    if not 0 < float(value) <= _MOST_OVERHEAD:
+        hint = f" Did you mean {float(value) / 100}?" if float(value) > _MOST_OVERHEAD else ""
+        raise ValueError(
+            "max_overhead must be above 0 and up to "
+            f"{_MOST_OVERHEAD}, such as 0.1 for a tenth of the step's cost, got {value!r}.{hint}"
+        )
+
+
+# A larger one is meant in percent.
+_MOST_OVERHEAD = 4
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"batch_size must be an int, or map names to shapes, got {value!r}")
+    if value < 1:
+        raise ValueError(f"batch_size must be at least 1, got {value}")
+    return int(value)
+
+
+def _most_runs(max_recompute: int | None) -> int:
+    """How often an op may run that may be recomputed so often."""
+    if max_recompute is None:
+        return UNBOUNDED
+    if isinstance(max_recompute, bool) or not isinstance(max_recompute, int):
+        raise TypeError(f"max_recompute must be an int or None, got {max_recompute!r}")
+    if max_recompute < 1:
+        raise ValueError(f"max_recompute must be at least 1, got {max_recompute}")
+    return max_recompute + 1

@@ -1,0 +1,170 @@
+"""From a reading and a request to a plan. Nothing is edited here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+from memory_saving_gradients.console.progress_bar import shown
+from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.graph.tf_private import Refusal
+from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.pipeline.why import unreachable
+from memory_saving_gradients.planning import runs
+from memory_saving_gradients.planning.frontier import cheaper_than
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.search import UNBOUNDED, pinning, within
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
+from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.reading.read import Reading
+
+# A plan that promises less than this is not applied: predictions are no better.
+_WORTH_IT = 0.99
+
+
+class WrongPlan(Refusal, ValueError):
+    """A given plan is one for another graph."""
+
+
+def peak(reading: Reading, schedule: Schedule) -> int:
+    return simulate(reading.problem, schedule).peak
+
+
+def decide(reading: Reading, request: Request) -> Plan:
+    """The plan for a step; raises `BudgetError` if it misses the budget.
+
+    Its problem has the ops in the order in which it runs them: see `Reading.in_order_of`.
+    """
+    problem = reading.problem
+    budget = request.budget
+    if isinstance(budget, float):
+        budget = int(budget * plain_peak(problem))
+    schedule, given = _schedule(reading, request, budget)
+    if budget is not None and peak(reading, schedule) > budget:
+        raise unreachable(reading, schedule, budget, request.most_runs != UNBOUNDED)
+    return _judged(reading, request, schedule, given, budget)
+
+
+def plain(reading: Reading, request: Request, budget: int) -> Plan:
+    """The plan that recomputes nothing, whatever the budget."""
+    made = _judged(reading, request, baseline(reading.problem), [], budget)
+    return dataclasses.replace(made, peak_bytes=made.baseline_peak_bytes)
+
+
+def _judged(
+    reading: Reading, request: Request, schedule: Schedule, given: list[str], budget: int | None
+) -> Plan:
+    ordered, moved, _ = reading.problem.in_order_of(schedule)
+    reading = reading.in_order_of(ordered)
+    plan = Plan.of(request.strategy, ordered, moved, given, budget)
+    return dataclasses.replace(
+        plan,
+        batch_size=reading.batch_size,
+        batch_assumed=reading.batch_size is not None and request.sizes.assumed,
+        growth=reading.growth,
+        baseline_one_thread_bytes=reading.one_thread,
+        labels=reading.labels,
+    )
+
+
+def _schedule(reading: Reading, request: Request, budget: int | None) -> tuple[Schedule, list[str]]:
+    """The schedule that a request leads to, and the names of the checkpoints that it gave."""
+    problem = reading.problem
+    if request.plan:
+        _check_same(request.plan.problem, problem)
+        index_of = {op.name: i for i, op in enumerate(problem.ops)}
+        planned = [index_of[op.name] for op in request.plan.problem.ops]
+        return [planned[i] for i in request.plan.schedule], list(request.plan.given)
+    kept = [t for t in request.kept or () if reading.numbers_of(t.name)]
+    tensors = frozenset(number for t in kept for number in reading.numbers_of(t.name))
+    question = _Question(
+        problem.structure,
+        request.strategy,
+        None if request.kept is None else tensors,
+        budget,
+        request.max_overhead,
+        request.most_runs,
+        problem,
+    )
+    return _answer(question), [t.name for t in kept]
+
+
+def by_memory(plan: Plan) -> Plan | None:
+    """What "memory" gives for the step of a plan whose checkpoints were given; None for others."""
+    if plan.strategy not in ("collection", "list", "policy"):
+        return None
+    problem = plan.problem
+    question = _Question(problem.structure, "memory", None, None, None, UNBOUNDED, problem)
+    with shown(f'memory_saving_gradients: planning {len(problem.ops)} ops by "memory"'):
+        return Plan.of("memory", problem, _answer(question))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """What a planner is asked; equal for two problems that differ in names alone."""
+
+    structure: str
+    strategy: str
+    kept: frozenset[int] | None
+    budget: int | None
+    max_overhead: float | None
+    most_runs: int
+    problem: Problem = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=4)
+def _answer(question: _Question) -> Schedule:
+    """The schedule; replicas of a model, and a graph that is traced again, get the same one."""
+    problem, kept = question.problem, question.kept
+    bounded = question.budget is not None or question.max_overhead is not None
+    if kept is not None and not bounded:
+        return keep_given(problem, set(kept))
+    _warn_if_not_stored()
+    if bounded:
+        allowed = (
+            without_expensive(problem)
+            if question.strategy == "speed"
+            else pinning(problem, set(kept or ()))
+        )
+        if question.budget is not None:
+            return within(allowed, question.budget, question.most_runs)
+        return cheaper_than(allowed, question.max_overhead or 0.0, question.most_runs)
+    return STRATEGIES[question.strategy](problem)
+
+
+@functools.cache
+def _warn_if_not_stored() -> None:
+    """Says once that every process has to compile the planner anew, which takes its time."""
+    if not runs.is_stored():
+        warn(
+            "memory_saving_gradients: the planner is compiled anew in every process, which takes "
+            "some 15 seconds, as neither its own folder nor the user's cache can be written: set "
+            "NUMBA_CACHE_DIR to a folder that can."
+        )
+
+
+def _check_same(planned: Problem, read: Problem) -> None:
+    """Raises if a plan for one problem is not one for the other."""
+    if planned.fingerprint == read.fingerprint:
+        return
+    pairs = itertools.zip_longest(planned.ops, read.ops)
+    names = ((a and a.name, b and b.name) for a, b in pairs)
+    ours, theirs = next(((a, b) for a, b in names if a != b), (None, None))
+    where = (
+        f'the plan has "{ours}" where the graph has "{theirs}"'
+        if ours != theirs
+        else "the ops have the same names but other shapes or connections"
+    )
+    raise WrongPlan(
+        f"the plan was made for another graph: {where}. Plan anew, with checkpoints or a budget."
+    )
+
+
+def is_worth_it(plan: Plan, reading: Reading, budgeted: bool) -> bool:
+    """Whether a plan saves memory, so that it is to be applied."""
+    if budgeted:
+        return plan.peak_bytes < plan.baseline_peak_bytes
+    least = min(plan.baseline_peak_bytes, reading.alternative_peak)
+    return plan.peak_bytes < _WORTH_IT * least

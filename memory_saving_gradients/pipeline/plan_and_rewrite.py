@@ -1,0 +1,227 @@
+"""A plan for each backward pass that was asked for, and the graph rewritten by it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from memory_saving_gradients.console.progress_bar import shown
+from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph.shapes import InputSizes, WrongSize
+from memory_saving_gradients.options.budgets import BudgetError
+from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.pipeline.decide import decide, is_worth_it, peak
+from memory_saving_gradients.pipeline.prove import apply, by_measurement
+from memory_saving_gradients.planning.simulate import plain_peak
+from memory_saving_gradients.planning.strategies import STRATEGIES
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.read import Reading, read
+from memory_saving_gradients.rewriting.branches import has_branches, recompute_inside
+from memory_saving_gradients.rewriting.rewrite import rewrite
+from memory_saving_gradients.rewriting.running_sums import taken_apart
+from memory_saving_gradients.runtimes.runtime import Runtime
+
+#: What takes back edits of a graph, oldest first.
+Edits: TypeAlias = list[Callable[[], object]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a front door.
+
+    Attributes:
+        backward: what TensorFlow made.
+        request: what to plan for it.
+        replica: the replica that it belongs to, under a distribution strategy.
+        planned: called with the plan, if one was applied.
+        variables: the reference variables that each result is a gradient by, by its name.
+    """
+
+    backward: BackwardPass
+    request: Request
+    replica: Any
+    planned: Callable[[Plan], object]
+    variables: Mapping[str, Sequence[tf.Operation]]
+
+
+def plan_and_rewrite(
+    groups: Sequence[Call],
+) -> Iterator[tuple[Call, BackwardPass, Plan, bool, Edits]]:
+    """Each backward pass, as it is now, with its plan, whether that saves memory, and the edits."""
+    highest = 0
+    if len(groups) > 1 and any(isinstance(one.request.budget, float) for one in groups):
+        readings = (read(one.backward, sizes=one.request.sizes) for one in groups)
+        highest = max(plain_peak(reading.problem) for reading in readings)
+    for one in groups:
+        began = time.perf_counter()
+        request = one.request
+        if highest and isinstance(request.budget, float):  # a share is one of the whole step
+            request = dataclasses.replace(request, budget=int(request.budget * highest))
+        with shown(f"memory_saving_gradients: planning {len(one.backward.needed)} ops"):
+            try:
+                with tf_private.all_or_nothing():
+                    step = taken_apart(one.backward, request.running_sums)
+                    with tf_private.all_or_nothing() as edits:
+                        plan = _plan_and_rewrite_one(step, request)
+                saves = True
+            except _SavesNothing as nothing:
+                step, plan, saves, edits = one.backward, nothing.plan, False, []
+        plan = dataclasses.replace(plan, seconds=time.perf_counter() - began)
+        yield one, step, plan, saves, edits
+
+
+def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
+    """The plan by which the step is rewritten."""
+    reading = read(step, request.cost_model, request.sizes)
+    try:
+        return _predicted(step, request, reading)
+    except BudgetError as error:
+        plan = by_measurement(reading, request, error)
+        if plan is None:
+            raise
+        return plan
+
+
+def _predicted(step: BackwardPass, request: Request, reading: Reading) -> Plan:
+    """The plan that predictions lead to, applied."""
+    if _asks_for_branches(request, reading):
+        with contextlib.suppress(_NoBetter):
+            return _plan_with_branches(step, request, reading)
+    try:
+        reading, plan, saves = _decided(reading, request)
+    except BudgetError:
+        if request.budget is not None and has_branches(reading):
+            with contextlib.suppress(BudgetError):
+                return _plan_with_branches(step, request, reading)
+        raise
+    if not saves:
+        raise _SavesNothing(plan)
+    return apply(reading, plan, request)
+
+
+class _SavesNothing(Exception):
+    """A plan does not lower the peak."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+
+def _decided(reading: Reading, request: Request) -> tuple[Reading, Plan, bool]:
+    """The plan for a step, and whether it saves memory.
+
+    Where nobody says how large the batch is, what saves nothing at the nominal size may save at a
+    larger one.
+    """
+    anything_goes = reading.batch_size is not None and request.sizes.assumed
+    if anything_goes and isinstance(request.budget, int):
+        warn(
+            f"memory_saving_gradients: the inputs leave their batch unknown, so memory_budget is "
+            f"kept for a batch of {reading.batch_size}: say batch_size= where you say memory_budget"
+        )
+        anything_goes = False
+    if not anything_goes:
+        plan = decide(reading, request)
+        return reading, plan, is_worth_it(plan, reading, request.budget is not None)
+    found: list[tuple[Reading, Plan, bool]] = []
+    unmet: BudgetError | None = None
+    for batch in (reading.batch_size, *_LARGER_BATCHES):
+        try:
+            sizes = InputSizes(batch)  # said, so that what contradicts the graph is left out
+            if batch != reading.batch_size:
+                reading = read(reading.step, request.cost_model, sizes)
+            plan = decide(reading, request)
+        except BudgetError as error:
+            unmet = unmet or error
+            continue
+        except WrongSize:
+            continue
+        found.append((reading, plan, is_worth_it(plan, reading, request.budget is not None)))
+        small, *others = _shares(plan)
+        own = plan.peak_bytes / max(plan.baseline_peak_bytes, 1)
+        if small <= 1 and own < _MUCH and max(others) <= _AS_GOOD * own:
+            break
+    if unmet and not found:
+        raise unmet
+    worth = [one for one in found if one[2]]
+    return min(worth or found[:1], key=lambda one: math.prod(_shares(one[1])))
+
+
+def _shares(plan: Plan) -> list[float]:
+    """The peak of a plan as a share of the plain one, at small and large batches."""
+    plans = [plan.at(batch) for batch in _BATCHES]
+    return [one.peak_bytes / max(one.baseline_peak_bytes, 1) for one in plans]
+
+
+# Where nobody says how large the batch is: what a plan shall be good for, what is tried beside the
+# nominal size, what share of the plain peak a plan takes that is good at its own size, and how much
+# worse it may be at others.
+_BATCHES = (16, 128, 1024, 4096)
+_LARGER_BATCHES = (1024, 4096)
+_MUCH = 0.8
+_AS_GOOD = 1.1
+
+
+def _asks_for_branches(request: Request, reading: Reading) -> bool:
+    """Whether what is inside branches is to be recomputed, too."""
+    if request.plan:
+        return (
+            has_branches(reading)
+            and request.plan.problem.fingerprint != reading.problem.fingerprint
+        )
+    return request.strategy == "memory" and request.budget is None and has_branches(reading)
+
+
+def _plan_with_branches(step: BackwardPass, request: Request, plain: Reading) -> Plan:
+    """A plan that recomputes inside branches as well, applied.
+
+    Raises:
+        _NoBetter: without a budget: that does not lower the peak.
+        BudgetError: there is a budget, and that misses it, too.
+    """
+    with tf_private.all_or_nothing():
+        known = len(step.graph.get_operations())
+        moved = recompute_inside(plain, functools.partial(_rewrite_inside, step.runtime))
+        made = step.graph.get_operations()[known:]
+        reading = read(
+            dataclasses.replace(step, new=step.new.union(made)),
+            request.cost_model,
+            request.sizes,
+        )
+        if isinstance(request.budget, float):
+            request = dataclasses.replace(
+                request, budget=int(request.budget * plain_peak(plain.problem))
+            )
+        plan = decide(reading, request)
+        chosen = request.plan or request.budget is not None
+        if not chosen and plan.peak_bytes >= decide(plain, request).peak_bytes:
+            raise _NoBetter
+        rewrite(reading.in_order_of(plan.problem), plan.schedule, moved)
+    added = reading.problem.costs.sum() / plain.problem.costs.sum()
+    return dataclasses.replace(
+        plan,
+        baseline_peak_bytes=plain_peak(plain.problem),
+        baseline_one_thread_bytes=plain.one_thread,
+        overhead=float((1 + plan.overhead) * added - 1),
+    )
+
+
+class _NoBetter(Exception):
+    """To recompute inside branches does not lower the peak."""
+
+
+def _rewrite_inside(runtime: Runtime, step: BackwardPass) -> None:
+    """Plans and rewrites the step inside a branch."""
+    reading = read(dataclasses.replace(step, runtime=runtime))
+    schedule = STRATEGIES["memory"](reading.problem)
+    if peak(reading, schedule) < plain_peak(reading.problem):
+        rewrite(reading, schedule)

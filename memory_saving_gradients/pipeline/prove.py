@@ -1,0 +1,354 @@
+"""The proof of a plan, before the user's own run: a rehearsal, a real run, or XLA's compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from memory_saving_gradients.console.progress_bar import shown
+from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.graph import order, tf_private
+from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.measure import available_bytes, session_peak, step_peak
+from memory_saving_gradients.options.budgets import BudgetError
+from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.pipeline.decide import decide, plain
+from memory_saving_gradients.pipeline.why import missed
+from memory_saving_gradients.planning.simulate import plain_peak
+from memory_saving_gradients.planning.stretches import fewer_stretches
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.proving import compiler
+from memory_saving_gradients.reading.measured_costs import CannotMeasure, stand_ins
+from memory_saving_gradients.reading.read import Reading
+from memory_saving_gradients.rewriting.as_plain import may_be_reordered
+from memory_saving_gradients.rewriting.rehearsal import added_bytes
+from memory_saving_gradients.rewriting.rewrite import rewrite
+
+# How often to plan again where a step takes more than the budget.
+_ROUNDS = 3
+# A budget that was missed is tightened by what it was missed by, and so much more.
+_MARGIN = 0.99
+# The allocator and the process agree within this share, and within what a process grows by anyway.
+_AGREE = 0.1
+_NOISE = 8 * 2**20
+# Where no plan is predicted to keep a budget, one that is off by so much is measured.
+_PERHAPS = 1.25
+# A rehearsal is no run: so far it may be off.
+_TOLERANCE = 1.06
+# How much of a budget a compiled step is to use, and how far it may lie above.
+_LEAST_USED = 0.95
+_NEARLY = 1.02
+# Beside the lowest peak, these multiples of it are compiled for "memory".
+_AROUND = (1.1, 1.25)
+# About what is recomputed earlier than it need be, to save gates, this share of the peak may be
+# alive: close to the peak predictions are no better.
+_EARLY = 0.9
+# A step of so many ops compiles in some ten seconds.
+_SOON = 5_000
+
+logger = logging.getLogger("memory_saving_gradients")
+
+
+class _Missed(Exception):
+    """The step took more than the budget."""
+
+
+def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
+    """Rewrites a step by a plan that holds; plans anew where the first one does not.
+
+    With `verify=True` a run is measured, or the step is compiled where XLA compiles it. Else, where
+    there is a budget, the runtime rehearses the rewritten step; nothing runs. Without a budget,
+    what that adds is part of the plan's peak.
+
+    Args:
+        reading: the step.
+        plan: a plan for it.
+        request: what was asked for.
+
+    Returns:
+        The plan that was applied.
+
+    Raises:
+        BudgetError: no plan was found whose run keeps the budget; the graph is plain.
+        CannotMeasure: the step cannot be run with stand-ins for inputs and variables.
+    """
+    runtime, budget = reading.step.runtime, plan.budget_bytes
+    if not runtime.runs_in_sessions:
+        return _compiled(reading, plan, request)
+    if request.verify:
+        try:
+            return _held(
+                reading, plan, request, budget, lambda plan, nodes: _measured(reading, plan)
+            )
+        except CannotMeasure as error:
+            if not reading.step.after:
+                raise
+            warn(f"memory_saving_gradients: this step and its updates are not measured: {error}")
+    if budget is None:
+        nodes = _rewrite(reading, plan)
+        if not may_be_reordered(reading):
+            return plan
+        added = _added(reading, plan, nodes)
+        if added <= (_TOLERANCE - 1) * plan.peak_bytes:
+            return plan
+        return dataclasses.replace(plan, peak_bytes=plan.peak_bytes + added)
+
+    def rehearsed(plan: Plan, nodes: list[str]) -> tuple[int, Plan]:
+        return plan.peak_bytes + _added(reading, plan, nodes), plan
+
+    try:
+        return _held(reading, plan, request, int(budget * _TOLERANCE), rehearsed)
+    except BudgetError as error:
+        warn(
+            f"memory_saving_gradients: with what TensorFlow makes of it, this step may take "
+            f"{error.lowest_peak_bytes / 1e6:.1f} MB where {budget / 1e6:.1f} MB are allowed. "
+            "verify=True measures it"
+        )
+        _rewrite(reading, plan)
+        return plan
+
+
+def _compiled(reading: Reading, plan: Plan, request: Request) -> Plan:
+    """Rewrites a step that XLA compiles.
+
+    With `verify=True`, or a budget and a step that compiles soon, the compiler says what the step
+    takes, and what is left of a budget is used. A share is then one of what XLA allocates for the
+    plain step.
+    """
+    proven = plan
+    if request.verify or (plan.budget_bytes is not None and _compiles_soon(reading, request)):
+        try:
+            proven = _fitted(reading, plan, request)
+        except compiler.CannotCompile as error:
+            if request.verify:
+                raise CannotMeasure(str(error)) from error
+            logger.info("this step's budget is kept by rules alone: %s", error)
+    _rewrite(reading, proven)
+    return proven
+
+
+def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
+    """The plan that fits a budget best by XLA's own report; the graph is as before.
+
+    Of "memory" it is the one that takes least, of some about the lowest predicted peak: how XLA
+    packs tensors of many sizes no rule foretells.
+    """
+    budget = plan.budget_bytes
+    if isinstance(request.budget, float):
+        budget = int(request.budget * _temporary_bytes(reading, request))
+    target = compiler.target(request.device)
+    most_runs = 2 if request.strategy == "memory" else request.most_runs  # as it promises
+    tried: list[Plan] = []
+
+    def compiled(plan: Plan) -> Plan:
+        with tf_private.all_or_nothing() as edits:
+            _rewrite(reading, plan)
+            size = _temporary_bytes(reading, request)
+            while edits:  # it was rewritten only to be looked at
+                edits.pop()()
+        return dataclasses.replace(
+            plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
+        )
+
+    while True:
+        tried.append(compiled(plan))
+        allowed = _next_peak(tried, request.strategy)
+        if allowed is None:
+            break
+        try:
+            plan = decide(
+                reading, dataclasses.replace(request, budget=allowed, most_runs=most_runs)
+            )
+        except BudgetError:
+            break
+    lowest = min(tried, key=_compiled_peak)
+    if budget is None:
+        return lowest
+    fitting = [one for one in tried if _compiled_peak(one) <= _NEARLY * budget]
+    if fitting:
+        chosen = min(fitting, key=lambda one: one.overhead)
+        fewer = _with_fewer_gates(chosen)
+        if fewer.schedule != chosen.schedule:
+            fewer = compiled(fewer)
+            if _compiled_peak(fewer) <= max(budget, _compiled_peak(chosen)):
+                return fewer
+        return chosen
+    if request.verify:
+        raise missed(reading, budget, _compiled_peak(lowest), lowest)
+    warn(
+        f"memory_saving_gradients: XLA's compiler for {target} allocates "
+        f"{_compiled_peak(lowest) / 1e6:.1f} MB for this step where {budget / 1e6:.1f} MB are "
+        "allowed. verify=True makes that an error"
+    )
+    return lowest
+
+
+def _with_fewer_gates(plan: Plan) -> Plan:
+    """The plan with its stretches of recomputation together, where little is alive."""
+    most = int(_EARLY * plan.peak_bytes)
+    schedule = fewer_stretches(plan.problem, plan.schedule, most)
+    made = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
+    return dataclasses.replace(
+        plan,
+        schedule=made.schedule,
+        peak_bytes=made.peak_bytes,
+        overhead=made.overhead,
+        checkpoints=made.checkpoints,
+        recomputed=made.recomputed,
+    )
+
+
+def _next_peak(tried: list[Plan], strategy: str) -> int | None:
+    """The predicted peak to plan for after some plans; None where those are enough."""
+    budget, size = tried[-1].budget_bytes, _compiled_peak(tried[-1])
+    if len(tried) == _ROUNDS:
+        return None
+    if budget is not None:
+        fits = _LEAST_USED * budget <= size <= _NEARLY * budget
+        return None if fits else int(tried[-1].peak_bytes * budget / max(size, 1))
+    return int(tried[0].peak_bytes * _AROUND[len(tried) - 1]) if strategy == "memory" else None
+
+
+def _compiled_peak(plan: Plan) -> int:
+    return plan.compiled_peak_bytes or 0
+
+
+def _compiles_soon(reading: Reading, request: Request) -> bool:
+    return len(reading.step.needed) <= _SOON and compiler.is_installed(request.device)
+
+
+def _temporary_bytes(reading: Reading, request: Request) -> int:
+    """What XLA allocates for the step as it is now."""
+    step = reading.step
+    with shown(f"memory_saving_gradients: compiling {len(step.needed)} ops"), tf.init_scope():
+        function, inputs = compiler.as_function(step, reading.sizes)
+        return compiler.temporary_bytes(function, inputs, request.device)
+
+
+def _rewrite(reading: Reading, plan: Plan) -> list[str]:
+    return rewrite(reading.in_order_of(plan.problem), plan.schedule)
+
+
+def _added(reading: Reading, plan: Plan, nodes: list[str]) -> int:
+    """The bytes that the runtime adds to the peak of a rewritten step."""
+    ordered = reading.in_order_of(plan.problem)
+    return added_bytes(ordered, plan.schedule, nodes)
+
+
+def _held(
+    reading: Reading,
+    plan: Plan,
+    request: Request,
+    most: int | None,
+    proof: Callable[[Plan, list[str]], tuple[int, Plan]],
+) -> Plan:
+    """Rewrites the step by the first plan that a proof finds to take no more than `most` bytes.
+
+    Args:
+        reading: the step.
+        plan: the first plan.
+        request: what was asked for.
+        most: bytes, or None for any.
+        proof: of a plan and the nodes that it runs gives the peak, and the plan with what it found.
+    """
+    budget = plan.budget_bytes
+    tried: list[tuple[int, Plan]] = []
+    for _ in range(_ROUNDS):
+        with contextlib.suppress(_Missed), tf_private.all_or_nothing():
+            found, proven = proof(plan, _rewrite(reading, plan))
+            tried.append((found, proven))
+            if most is not None and found > most:
+                raise _Missed
+            return dataclasses.replace(proven, budget_bytes=budget)
+        allowed = int(plan.peak_bytes * (budget or 0) / found * _MARGIN)
+        try:
+            plan = decide(reading, dataclasses.replace(request, budget=allowed))
+        except BudgetError:
+            break
+    lowest, plan = min(tried, key=lambda one: one[0])
+    raise missed(reading, budget or 0, lowest, plan)
+
+
+def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Plan | None:
+    """Has a step keep a budget in a measured run, where no plan is predicted to keep it.
+
+    The plain step is tried, and the plan of the lowest predicted peak, if that is close.
+
+    Args:
+        reading: the step.
+        request: what was asked for.
+        error: what predictions, or runs of other plans, led to.
+
+    Returns:
+        The plan that was applied; None if no run keeps the budget, or none can be had.
+    """
+    budget = error.budget_bytes
+    on_cpu = reading.step.runtime.runs_in_sessions and not tf.config.list_physical_devices("GPU")
+    if not on_cpu or not _has_room(reading):
+        return None
+    try:
+        unchanged = plain(reading, request, budget)
+        found, plan = _measured(reading, unchanged)
+        if found <= budget:
+            warn(_kept(error, "the plain step, which stays as it is,", found))
+            return plan
+        if request.verify or error.lowest_peak_bytes > _PERHAPS * budget:
+            return None
+        lowest = decide(reading, dataclasses.replace(request, budget=error.lowest_peak_bytes))
+        with tf_private.all_or_nothing():
+            _rewrite(reading, lowest)
+            found, plan = _measured(reading, lowest)
+            if found > budget:
+                raise _Missed
+        warn(_kept(error, "the plan of that peak", found))
+        return dataclasses.replace(plan, budget_bytes=budget)
+    except _Missed:
+        return None
+    except Exception as unexpected:  # the user is to see the error that this might have spared
+        logger.info("this step is not measured: %s", unexpected)
+        return None
+
+
+def _kept(error: BudgetError, what: str, found: int) -> str:
+    return (
+        f"memory_saving_gradients: memory_budget of {error.budget_bytes / 1e6:.1f} MB is kept by "
+        f"no plan as predicted: the lowest peak would be {error.lowest_peak_bytes / 1e6:.1f} MB. "
+        f"But {what} takes {found / 1e6:.1f} MB, as measured"
+    )
+
+
+def _has_room(reading: Reading) -> bool:
+    """Whether this machine has room for the plain step, even if that takes twice what is said."""
+    with contextlib.suppress(OSError):
+        return 2 * plain_peak(reading.problem) < available_bytes()
+    return False
+
+
+def _measured(reading: Reading, plan: Plan) -> tuple[int, Plan]:
+    """The peak of a run of the step as it is now, in bytes; the plan says it.
+
+    It is the larger one of what TensorFlow's allocator is asked for and of what the process grows
+    by: oneDNN's allocator hands out chunks that can be nearly twice as large. Without that one,
+    tensors lie in the C library's heap, and what a process grows by depends on what it ran before.
+    """
+    operations = order.dependencies(t.op for t in reading.step.results)
+    shapes = Shapes([*operations], reading.sizes)
+    with (
+        shown("memory_saving_gradients: measuring a run"),
+        stand_ins(reading.step, operations, shapes) as (session, fetches, fed),
+    ):
+        session.run(fetches, fed)
+        asked = session_peak(session, fetches, fed)
+        grown = asked
+        if tf_private.onednn_enabled():
+            with contextlib.suppress(OSError):  # the system does not tell
+                grown = step_peak(functools.partial(session.run, fetches, fed))
+    agree = abs(grown - asked) <= max(_AGREE * asked, _NOISE)
+    return asked if agree else max(asked, grown), dataclasses.replace(
+        plan, measured_peak_bytes=asked, process_peak_bytes=None if agree else grown
+    )

@@ -1,0 +1,307 @@
+"""What every front door does once TensorFlow has differentiated.
+
+In a `tf.function` that waits for the end of the trace. Then the whole step is known: all backward
+passes, what is computed beside them, and the control dependencies that TensorFlow adds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import gc
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.graph import order, tf_private
+from memory_saving_gradients.options.checkpoints_argument import forward_operations
+from memory_saving_gradients.options.options import Options, Request
+from memory_saving_gradients.pipeline.decide import by_memory
+from memory_saving_gradients.pipeline.plan_and_rewrite import Call, plan_and_rewrite
+from memory_saving_gradients.pipeline.why import (
+    saves_little,
+    why_little_is_saved,
+    why_nothing_is_saved,
+)
+from memory_saving_gradients.planning.strategies import STRATEGIES, WHAT
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.plans.registry import record_plan
+from memory_saving_gradients.reading import references
+from memory_saving_gradients.reading.backward import (
+    BackwardPass,
+    share_activations,
+    whole_step,
+    with_updates,
+)
+from memory_saving_gradients.rewriting.rewrite import as_differentiated
+
+#: The environment variable that makes our own errors end the step. Tests set it.
+STRICT = "MEMORY_SAVING_GRADIENTS_STRICT"
+
+logger = logging.getLogger("memory_saving_gradients")
+
+# `graphs`: those that are being differentiated; `last`: the last step of a v1 graph, and the edits.
+_under_way = threading.local()
+
+_looked_at: contextvars.ContextVar[list[tuple[BackwardPass, Request]] | None]
+_looked_at = contextvars.ContextVar("looked_at", default=None)
+
+
+def differentiate(
+    call: Callable[[], Any],
+    ys: Any,
+    xs: Any,
+    graph: tf.Graph,
+    options: Options,
+    planned: Callable[[Plan], object] = lambda plan: None,
+) -> Any:
+    """Has TensorFlow differentiate, and what that made rewritten, if it lowers the peak.
+
+    In a `tf.function` it is rewritten when the trace ends.
+
+    Args:
+        call: differentiates in `graph`, the default graph; returns gradients in any structure.
+        ys: what it differentiates: tensors in any structure.
+        xs: what it differentiates by; the gradients have its structure.
+        graph: the graph.
+        options: what the user asks for.
+        planned: called with the plan, if one is applied.
+
+    Returns:
+        What `call` returned.
+
+    Raises:
+        BudgetError: no plan within the budget was found; the graph is plain. In a `tf.function`
+            the trace ends with it.
+    """
+    graphs = _under_way.__dict__.setdefault("graphs", set())
+    if graph in graphs:  # asked by a gradient function, whose ops belong to a larger backward pass
+        return call()
+    flat = tf.nest.flatten(ys, expand_composites=True)
+    ours = [y for y in flat if tf.is_tensor(y) and getattr(y, "graph", None) is graph]
+    forward = forward_operations(ours)
+    request = options.request(forward, graph)
+    first_new = len(graph.get_operations())
+    graphs.add(graph)
+    try:
+        with as_differentiated(graph, forward):
+            grads = call()
+    finally:
+        graphs.remove(graph)
+    results = _tensors(grads, graph)
+    if not results:
+        logger.info("%s: no y depends on any x, so there is nothing to recompute", request.strategy)
+        return grads
+    asked = Call(
+        BackwardPass.since(first_new, ours[0], results, request.device),
+        request,
+        tf.distribute.get_replica_context(),
+        planned,
+        _reference_variables(xs, grads, graph),
+    )
+    if tf_private.at_end_of_trace(graph, _finish_trace, asked):
+        return grads
+    moved = _save_memory([asked])
+    return tf.nest.map_structure(
+        lambda t: moved.get(getattr(t, "name", ""), t), grads, expand_composites=True
+    )
+
+
+def _tensors(grads: Any, graph: tf.Graph) -> list[tf.Tensor]:
+    """The tensors of a graph in gradients of any structure."""
+    flat = tf.nest.flatten(grads, expand_composites=True)
+    return [t for t in flat if getattr(t, "graph", None) is graph]
+
+
+def _reference_variables(xs: Any, grads: Any, graph: tf.Graph) -> dict[str, list[tf.Operation]]:
+    """The reference variables that each tensor of the gradients is one by, by its name."""
+    found: dict[str, list[tf.Operation]] = {}
+    for x, grad in zip(tf.nest.flatten(xs), tf.nest.flatten(grads), strict=True):
+        variable = references.variable_of(x)
+        for tensor in _tensors(grad, graph) if variable is not None else ():
+            found.setdefault(tensor.name, []).append(variable)
+    return found
+
+
+def plan_updates(updates: tf.Operation) -> None:
+    """Plans the last step of a v1 graph anew, with the ops that update its variables.
+
+    Args:
+        updates: what an optimizer made of the gradients.
+    """
+    last, _under_way.last = getattr(_under_way, "last", None), None
+    if last is None or last[0].backward.graph is not updates.graph:
+        return
+    asked, edits = last
+    step = with_updates(asked.backward, updates)
+    if step.after.isdisjoint(r for t in step.results for r in t.consumers()):
+        return
+    for take_back in reversed(edits):
+        take_back()
+    _save_memory([dataclasses.replace(asked, backward=step)])
+    _under_way.last = None
+
+
+def _finish_trace(asked: list[Call]) -> None:
+    """Rewrites the step that has been traced."""
+    traced = [
+        dataclasses.replace(one, backward=dataclasses.replace(one.backward, traced=True))
+        for one in asked
+    ]
+    if traced:
+        _save_memory(traced)
+
+
+def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
+    """Rewrites a step, if that lowers its peak; an error leaves it plain.
+
+    Returns:
+        The tensors that take the place of gradients, by the name of those.
+
+    Raises:
+        BudgetError: no plan within a budget was found.
+        WrongPlan: a plan that was given is one for another graph.
+        WrongSize: the batch size that was given contradicts the graph.
+        CannotMeasure: costs were to be measured, and the step cannot be run for it.
+    """
+    graph = asked[0].backward.graph
+    looked_at = _looked_at.get()
+    if looked_at is not None:
+        looked_at += [(one.backward, one.request) for one in _joined(asked)]
+        return {}
+    try:
+        with _no_garbage_collection(), graph.as_default(), tf_private.all_or_nothing():
+            outcomes = list(plan_and_rewrite(_joined(asked)))
+    except tf_private.Refusal:
+        raise
+    except Exception as error:
+        if os.environ.get(STRICT):
+            raise
+        warn(_what_broke(error))
+        return {}
+    moved: dict[str, tf.Tensor] = {}
+    _under_way.last = None
+    for one, step, plan, saves, edits in outcomes:
+        if not step.traced:
+            _under_way.last = dataclasses.replace(one, backward=step), edits
+        pairs = zip(one.backward.results, step.results, strict=True)
+        moved |= {before.name: after for before, after in pairs if before is not after}
+        if saves and one.variables:
+            moved |= _after_last_reads(one, moved)
+        chosen = WHAT.get(plan.strategy, "")
+        logger.info("%s%s%s", plan, "" if saves else " (not applied)", chosen and f"; {chosen}")
+        if saves or one.request.budget is not None:
+            record_plan(graph, plan)
+            one.planned(plan)
+            if saves_little(plan):
+                warn(why_little_is_saved(plan, by_memory(plan)))
+        else:
+            warn(why_nothing_is_saved(plan, by_memory(plan)))
+    return moved
+
+
+def _after_last_reads(one: Call, moved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """What takes the place of gradients by reference variables, by the name of those."""
+    results = {t.name: moved.get(t.name, t) for t in one.backward.results}
+    step = order.dependencies(t.op for t in results.values())
+    return {
+        name: references.after_last_read(results[name], variables, step)
+        for name, variables in one.variables.items()
+    }
+
+
+@contextlib.contextmanager
+def looking() -> Iterator[list[tuple[BackwardPass, Request]]]:
+    """Within it, what is traced in this thread stays plain, and is put into the list instead."""
+    found: list[tuple[BackwardPass, Request]] = []
+    token = _looked_at.set(found)
+    try:
+        yield found
+    finally:
+        _looked_at.reset(token)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A graph is one large cycle; to walk through it again and again takes longer than planning."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _joined(asked: Sequence[Call]) -> list[Call]:
+    """The backward passes that are planned apart: those of one forward pass are planned as one."""
+    groups: list[Call] = []
+    for one in asked:
+        for i, other in enumerate(groups):
+            if _go_together(other, one):
+                groups[i] = dataclasses.replace(
+                    other,
+                    backward=other.backward.joined(one.backward),
+                    planned=functools.partial(_call_each, {other.planned: None, one.planned: None}),
+                )
+                break
+        else:
+            groups.append(one)
+    if groups[0].backward.traced and groups[0].backward.runtime.obeys_control_edges:
+        passes = whole_step([one.backward for one in groups])
+        groups = [
+            dataclasses.replace(one, backward=backward)
+            for one, backward in zip(groups, passes, strict=True)
+        ]
+    return groups
+
+
+def _go_together(one: Call, other: Call) -> bool:
+    choose_alike = (
+        one.request.strategy in (*STRATEGIES, "budget", "overhead") and one.request == other.request
+    )
+    return (
+        one.backward.traced
+        and choose_alike
+        and one.replica is other.replica
+        and not one.backward.depends_on(other.backward)
+        and not other.backward.depends_on(one.backward)
+        and share_activations(one.backward, other.backward)
+    )
+
+
+def _call_each(functions: Iterable[Callable[[Plan], object]], plan: Plan) -> None:
+    for function in functions:
+        function(plan)
+
+
+def _what_broke(error: Exception) -> str:
+    op = _op_at_fault(error)
+    where = f' at the op "{op.name}" ({op.type})' if op is not None else ""
+    return (
+        f"memory_saving_gradients: {type(error).__name__}{where}: {error}. This is a fault of "
+        "ours: the step stays as tf.gradients leaves it, so its gradients are right and no memory "
+        "is saved. Please report it to the authors, with the model if you can; "
+        f"{STRICT}=1 in the environment raises the error instead."
+    )
+
+
+def _op_at_fault(error: Exception) -> tf.Operation | None:
+    """The op that the innermost function of ours was at work on.
+
+    All of them call it `op`, so that an error of any can be told with it, and none has to care.
+    """
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        op = frame.f_locals.get("op")
+        if isinstance(op, tf.Operation):
+            found = op
+    return found

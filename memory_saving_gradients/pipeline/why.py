@@ -1,0 +1,158 @@
+"""Why a budget cannot be met, or nothing is saved, and what to do: in the user's words."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph.origin import origin
+from memory_saving_gradients.options.budgets import LEAST_BYTES, BudgetError
+from memory_saving_gradients.planning.problem import Schedule
+from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.reading.read import Reading
+from memory_saving_gradients.report.obstacles import in_the_way
+
+# So many of the tensors that hold a peak are named.
+_HOLDERS = 5
+
+
+def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool) -> BudgetError:
+    """The error that says how low a step can go, what holds it there, and what to do.
+
+    Args:
+        reading: the step.
+        schedule: the schedule of the lowest peak found.
+        budget: the budget that it misses, in bytes.
+        bounded: whether `max_recompute` is set.
+    """
+    problem = reading.problem
+    simulation = simulate(problem, schedule)
+    entry = int(simulation.timeline.argmax())
+    op = reading.operations[schedule[entry]]
+    alive = (simulation.made <= entry) & (entry <= simulation.last)
+    held = sorted(simulation.tensor[alive].tolist(), key=lambda t: -problem.tensors[t].bytes)
+    graph = reading.step.graph
+    names = [problem.tensors[t].name for t in held]
+    tensors = [graph.get_tensor_by_name(name) for name in names[:_HOLDERS]]
+    largest = "; ".join(
+        f"{_named(t.name, t.op)}, {problem.tensors[i].bytes / 1e6:.1f} MB"
+        for t, i in zip(tensors, held, strict=False)
+    )
+    workspace = problem.ops[schedule[entry]].workspace
+    scratch = f" It takes {workspace / 1e6:.1f} MB of scratch space." if workspace else ""
+    all_bytes = sum(problem.tensors[t].bytes for t in held) + workspace
+    weights = sum(problem.tensors[t].bytes for t in held if t in reading.roles.of_weights)
+    target = reading.step.target
+    ways = [f"allow at least {_said(simulation.peak)}"]
+    if bounded:
+        ways.append("raise max_recompute")
+    if 2 * weights < all_bytes:
+        ways.append("make the batch smaller")
+    ways[0] = ways[0][0].upper() + ways[0][1:]
+    advice = f"{', or '.join(ways)}."
+    if 2 * weights >= all_bytes:
+        advice += (
+            f" {weights / all_bytes:.0%} of it are gradients of weights, which no smaller batch "
+            "makes smaller."
+        )
+    return BudgetError(
+        f"memory_budget of {budget / 1e6:.1f} MB cannot be met for the gradients of "
+        f"{_named(target.name, target.op)}: the lowest peak found is "
+        f"{simulation.peak / 1e6:.1f} MB, while {_named(op.name, op)} runs.{scratch} The largest "
+        f"of the {len(held)} tensors that are alive then: {largest}. {advice}",
+        budget,
+        simulation.peak,
+    )
+
+
+def missed(reading: Reading, budget: int, lowest: int, plan: Plan) -> BudgetError:
+    """The error that says that plans keep a budget, and runs do not.
+
+    Args:
+        reading: the step.
+        budget: the budget, in bytes.
+        lowest: the lowest peak that was measured, in bytes.
+        plan: the plan of it.
+    """
+    target = reading.step.target
+    both = ""
+    if plan.process_peak_bytes is not None:
+        both = (
+            f" That is the process; TensorFlow's allocator was asked for "
+            f"{(plan.measured_peak_bytes or 0) / 1e6:.1f} MB."
+        )
+    return BudgetError(
+        f"memory_budget of {budget / 1e6:.1f} MB is kept by no run for the gradients of "
+        f"{_named(target.name, target.op)}: the lowest measured peak is {lowest / 1e6:.1f} MB."
+        f"{both} Allow at least {_said(lowest)}, or make the batch smaller.",
+        budget,
+        lowest,
+    )
+
+
+def _named(name: str, op: tf.Operation) -> str:
+    """The name, and where the user finds it."""
+    where = origin(op)
+    return f'"{name}" ({where})' if where else f'"{name}"'
+
+
+def _said(count: int) -> str:
+    """Bytes, as `memory_budget` takes them."""
+    return f"{count} bytes" if count >= LEAST_BYTES else f'"{count}B"'
+
+
+def why_nothing_is_saved(plan: Plan, by_memory: Plan | None) -> str:
+    """The warning of a plan that is not applied, and what to try.
+
+    Args:
+        plan: the plan.
+        by_memory: what "memory" would give, where checkpoints were given.
+    """
+    problem = plan.problem
+    peak = plan.baseline_peak_bytes / 1e6
+    intro = (
+        f'memory_saving_gradients: checkpoints="{plan.strategy}" saves nothing here, so the graph '
+        "stays as tf.gradients leaves it. "
+    )
+    if not any(not op.pinned and not op.backward and op.outputs for op in problem.ops):
+        return intro + (
+            "The backward pass reads no activation that could be computed twice: all of them come "
+            "from inputs, variables, or ops with state."
+        )
+    return intro + (
+        f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
+        f"with {len(plan.recomputed)} ops recomputed. {in_the_way(plan)}"
+        f"{_instead(by_memory)}"
+    )
+
+
+def saves_little(plan: Plan) -> bool:
+    """Whether a plan that nobody gave a budget for leaves most of the peak."""
+    plain = plan.baseline_peak_bytes
+    return plan.budget_bytes is None and plan.peak_bytes > _LITTLE * plain and plain > _SMALL
+
+
+def why_little_is_saved(plan: Plan, by_memory: Plan | None) -> str:
+    """The warning of a plan that leaves most of the peak, and what to try; see the other one."""
+    return (
+        f'memory_saving_gradients: checkpoints="{plan.strategy}" saves little here: '
+        f"{plan.baseline_peak_bytes / 1e6:.1f} MB -> {plan.peak_bytes / 1e6:.1f} MB at an "
+        f"overhead of {plan.overhead:.1%}, as predicted. {in_the_way(plan)}{_instead(by_memory)}"
+    )
+
+
+def _instead(plan: Plan | None) -> str:
+    """What another plan would give."""
+    if plan is None:
+        return ""
+    peak = plan.peak_bytes / 1e6
+    return (
+        f' checkpoints="{plan.strategy}" would give {peak:.1f} MB at an overhead of '
+        f"{plan.overhead:.1%}."
+    )
+
+
+# A plan saves little if its peak is more than this share of the plain one.
+_LITTLE = 0.8
+# Nobody minds what a step of so few bytes takes.
+_SMALL = 2**20

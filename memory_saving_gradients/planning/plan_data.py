@@ -1,0 +1,134 @@
+"""A plan as data: what was decided, and what it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+
+from memory_saving_gradients.planning.bounds import lower_bound
+from memory_saving_gradients.planning.keep import kept_tensors
+from memory_saving_gradients.planning.labels import Labels
+from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanData:
+    """A schedule for a step, and what it takes; `plans.plan.Plan` tells what the fields mean."""
+
+    strategy: str
+    budget_bytes: int | None
+    baseline_peak_bytes: int
+    peak_bytes: int
+    overhead: float
+    checkpoints: tuple[str, ...] = dataclasses.field(repr=False)
+    given: tuple[str, ...] = dataclasses.field(repr=False)
+    recomputed: tuple[str, ...] = dataclasses.field(repr=False)
+    seconds: float
+    problem: Problem = dataclasses.field(repr=False)
+    schedule: tuple[int, ...] = dataclasses.field(repr=False)
+    batch_size: int | None = None
+    batch_assumed: bool = False
+    growth: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    measured_peak_bytes: int | None = None
+    process_peak_bytes: int | None = None
+    compiled_peak_bytes: int | None = None
+    compiled_for: str = ""
+    baseline_one_thread_bytes: int | None = None
+    labels: Labels = dataclasses.field(default=Labels(), repr=False)
+    certified_overhead: float = 0.0
+
+    @functools.cached_property
+    def lower_bound(self) -> float | None:
+        """The certified lower bound on the overhead of any plan at this one's budget (its peak, if
+        it has none); None, unproven, where the bound says nothing.
+
+        It holds for all plans whose backward pass runs in the order of this one. It is the best
+        bound of linear programs for single moments (see `planning.bounds`), or that of `certify`.
+        Computed when first read.
+        """
+        bound = max(lower_bound(self.problem, self.allowed_bytes), self.certified_overhead)
+        return bound if bound > 0 or self.overhead <= 0 else None
+
+    @property
+    def allowed_bytes(self) -> int:
+        """The budget, in bytes; the peak, if there is none."""
+        return self.peak_bytes if self.budget_bytes is None else self.budget_bytes
+
+    @property
+    def gap(self) -> float | None:
+        """How far the overhead lies above `lower_bound`; None where that is unproven."""
+        return None if self.lower_bound is None else max(0.0, self.overhead - self.lower_bound)
+
+    @classmethod
+    def of(
+        cls,
+        strategy: str,
+        problem: Problem,
+        schedule: Schedule,
+        given: Iterable[str] = (),
+        budget_bytes: int | None = None,
+    ) -> Self:
+        """Judges a schedule by simulation.
+
+        Args:
+            strategy: the name of what made the schedule.
+            problem: the step.
+            schedule: the schedule to judge.
+            given: names of checkpoints that the user gave.
+            budget_bytes: the budget, if there was one.
+        """
+        plain = simulate(problem, baseline(problem))
+        planned = simulate(problem, schedule)
+        given = tuple(given)
+        kept = [problem.tensors[t].name for t in kept_tensors(problem, schedule)]
+        ran: set[int] = set()
+        twice = [i for i in schedule if i in ran or ran.add(i)]  # type: ignore[func-returns-value]
+        return cls(
+            strategy=strategy,
+            budget_bytes=budget_bytes,
+            baseline_peak_bytes=plain_peak(problem),
+            peak_bytes=planned.peak,
+            overhead=planned.cost / plain.cost - 1.0 if plain.cost else 0.0,
+            checkpoints=tuple(dict.fromkeys([*given, *kept])),
+            given=given,
+            recomputed=tuple(problem.ops[i].name for i in twice),
+            seconds=0.0,
+            problem=problem,
+            schedule=tuple(np.asarray(schedule).tolist()),
+        )
+
+    def __str__(self) -> str:
+        measured = ""
+        if self.measured_peak_bytes is not None:
+            measured = f", measured {self.measured_peak_bytes / 1e6:.1f} MB"
+        if self.process_peak_bytes is not None:
+            measured += f" ({self.process_peak_bytes / 1e6:.1f} MB of the process)"
+        if self.compiled_peak_bytes is not None:
+            compiled = f"{self.compiled_peak_bytes / 1e6:.1f} MB"
+            measured = f", {compiled} by XLA's compiler for {self.compiled_for}"
+        ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
+        alone = self.baseline_one_thread_bytes or self.baseline_peak_bytes
+        if abs(alone - self.baseline_peak_bytes) > _APART * self.baseline_peak_bytes:
+            measured += f", plain {alone / 1e6:.1f} MB in a session of one inter-op thread"
+        budget = "" if self.budget_bytes is None else f" of {self.budget_bytes / 1e6:.1f} MB"
+        return (
+            f"{self.strategy}{budget}: predicted peak {self.baseline_peak_bytes / 1e6:.1f} MB -> "
+            f"{self.peak_bytes / 1e6:.1f} MB ({ratio:.2f}x){measured}, "
+            f"overhead {self.overhead:.1%}, "
+            f"{len(self.recomputed)} ops recomputed{self._for_batch()}, {self.seconds:.2f} s"
+        )
+
+    def _for_batch(self) -> str:
+        if self.batch_size is None:
+            return ""
+        assumed = " (assumed; say batch_size=)" if self.batch_assumed else ""
+        return f", for a batch of {self.batch_size}{assumed}"
+
+
+# By so much the plain peaks with one and with several threads differ where both are told.
+_APART = 0.1

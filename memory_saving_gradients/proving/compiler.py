@@ -1,0 +1,130 @@
+"""What XLA's compiler allocates for a step, by the compiler's own report. Nothing of it runs.
+
+A copy of the step is compiled, with the variables as its arguments: for a device of this machine by
+TensorFlow, for a GPU that is only described by a process of its own with the compiler that the
+extra `xla-gpu` installs (see described_gpu.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import order, tf_private
+from memory_saving_gradients.graph.shapes import InputSizes, Shapes
+from memory_saving_gradients.graph.tf_private import Refusal
+from memory_saving_gradients.proving import described_gpu
+from memory_saving_gradients.reading.backward import BackwardPass
+
+_SCRIPT = Path(described_gpu.__file__)
+
+
+class CannotCompile(Refusal, RuntimeError):
+    """XLA does not compile the step as it stands, or its compiler is not there."""
+
+
+def target(device: str) -> str:
+    """What is compiled for, in words, where costs are estimated for a device."""
+    return device if device in described_gpu.GPUS else "this machine"
+
+
+def is_installed(device: str) -> bool:
+    """Whether the compiler for a device is there.
+
+    Args:
+        device: a name of `devices.DEVICES`, or "local".
+    """
+    return device not in described_gpu.GPUS or bool(importlib.util.find_spec("jax_plugins"))
+
+
+def temporary_bytes(
+    function: tf.types.experimental.GenericFunction, inputs: Sequence[Any], device: str
+) -> int:
+    """The bytes that a compiled function takes beside its arguments, its results and constants.
+
+    Args:
+        function: a `tf.function` with `jit_compile=True`.
+        inputs: what it is called with: tensors, or specs of them with whole shapes.
+        device: what to compile for: a GPU by name, or else this machine's own device.
+
+    Raises:
+        CannotCompile: XLA does not compile it, or the compiler for the GPU is not installed.
+    """
+    if not is_installed(device):
+        raise CannotCompile(
+            f'for device="{device}" a step is compiled by XLA\'s own compiler, which the extra '
+            'xla-gpu installs (1.2 GB): pip install "memory_saving_gradients[xla-gpu]"'
+        )
+    try:
+        compiled = function.experimental_get_compiler_ir(*inputs)
+        if device not in described_gpu.GPUS:
+            return tf_private.temporary_bytes(compiled(stage="optimized_hlo_proto_serialized"))
+        program = tf_private.for_stablehlo(compiled(stage="hlo_serialized"))
+    except (tf.errors.OpError, RuntimeError, TypeError, ValueError) as error:
+        raise CannotCompile(f"XLA does not compile this step: {error}") from error
+    return _on_described(program, device)
+
+
+def _on_described(program: bytes, device: str) -> int:
+    with tempfile.NamedTemporaryFile(suffix=".hlo") as file:
+        file.write(program)
+        file.flush()
+        command = [sys.executable, str(_SCRIPT), device, file.name]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise CannotCompile(f"XLA's compiler for {device} failed: {ran.stderr[-2000:]}")
+    return int(json.loads(ran.stdout)["temporary_bytes"])
+
+
+def as_function(
+    step: BackwardPass, given: InputSizes
+) -> tuple[tf.types.experimental.GenericFunction, Sequence[tf.TensorSpec]]:
+    """A copy of a step as it now stands, as a function of its inputs, and what those are.
+
+    Args:
+        step: the step.
+        given: what is known of the sizes of its inputs.
+
+    Raises:
+        CannotCompile: it is part of another function, whose variables are not known.
+    """
+    graph = step.graph
+    returned = (step.target, *step.results)
+    operations = [*order.dependencies(t.op for t in returned)]
+    shapes = Shapes(operations, given)
+    captured = tf_private.captured(graph)
+    placeholders = [op.outputs[0] for op in operations if op.type == "Placeholder"]
+    inputs = [t for t in placeholders if t.name not in captured]
+    if any(t.dtype == tf.resource for t in inputs):
+        raise CannotCompile("the step reads what another function holds")
+    whole = graph.as_graph_def()
+    program = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
+    needed = {op.name for op in operations} - {t.op.name for t in placeholders}
+    for node in whole.node:
+        if node.name in needed:
+            copy = program.node.add()
+            copy.CopyFrom(node)
+            copy.attr.pop("_class", None)  # where it is to be placed
+            del copy.input[:]
+            copy.input.extend(read for read in node.input if not read.startswith("^"))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def function(*values: tf.Tensor) -> list[tf.Tensor]:
+        arguments = iter(values)
+        stand_for = {
+            t.name: tf_private.capture(captured[t.name]) if t.name in captured else next(arguments)
+            for t in placeholders
+        }
+        return tf.graph_util.import_graph_def(
+            program, stand_for, [t.name for t in returned], name=""
+        )
+
+    return function, [tf.TensorSpec(shapes(t), t.dtype) for t in inputs]

@@ -1,0 +1,238 @@
+"""A backward pass as TensorFlow made it: what is read, planned and rewritten at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import networkx as nx
+import tensorflow as tf
+
+from memory_saving_gradients.graph import calls, kinds, order, tf_private
+from memory_saving_gradients.graph.devices import described
+from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.runtimes.executor import Executor
+from memory_saving_gradients.runtimes.runtime import Runtime
+from memory_saving_gradients.runtimes.xla import Xla
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardPass:
+    """One call that differentiated, or several whose backward passes share a forward pass.
+
+    Attributes:
+        target: what was differentiated, or the first of several.
+        results: the gradients, tensors of one graph, at least one.
+        new: the ops that differentiation made, needed or not.
+        needed: the ops that the results need.
+        end: how many ops the graph had when it was differentiated.
+        runtime: what will run it.
+        traced: whether a `tf.function` is traced: what writes to a variable later waits then.
+        sums: the sums that were taken apart, each with its running sums in order.
+        reordered: names of those sums that add their terms in another order now.
+        beside: ops that read what the forward pass makes and that the results do not need, such as
+            metrics; known at the end of the trace.
+        after: ops that need a gradient, such as the updates of variables, and what those need
+            besides; known at the end of the trace.
+        kept: tensors that live to the end of the step, where that is known.
+        end_of_trace: how many ops the graph had when the trace ended, before any rewriting.
+    """
+
+    target: tf.Tensor
+    results: tuple[tf.Tensor, ...]
+    new: frozenset[tf.Operation]
+    needed: frozenset[tf.Operation]
+    end: int
+    runtime: Runtime
+    traced: bool = False
+    sums: tuple[tuple[tf.Operation, tuple[tf.Operation, ...]], ...] = ()
+    reordered: tuple[str, ...] = ()
+    beside: frozenset[tf.Operation] = frozenset()
+    after: frozenset[tf.Operation] = frozenset()
+    kept: tuple[tf.Tensor, ...] | None = None
+    end_of_trace: int = 0
+
+    @property
+    def ends(self) -> dict[tf.Operation, None]:
+        """The ops that all others of the step lead to, in a definite order."""
+        made = self.graph.get_operations() if self.beside or self.after else ()
+        others = (op for op in made if op in self.beside or op in self.after)
+        return dict.fromkeys([*(t.op for t in self.results), *others])
+
+    @property
+    def to_end(self) -> tuple[tf.Tensor, ...]:
+        """The tensors that live to the end of the step."""
+        return self.results if self.kept is None else self.kept
+
+    @property
+    def graph(self) -> tf.Graph:
+        return self.results[0].graph
+
+    @property
+    def forward(self) -> frozenset[tf.Operation]:
+        """The ops of the forward pass."""
+        return self.needed - self.new
+
+    @classmethod
+    def since(
+        cls,
+        first_new: int,
+        target: tf.Tensor,
+        results: Sequence[tf.Tensor],
+        device: str = "cpu",
+    ) -> BackwardPass:
+        """The one that has just been made.
+
+        Args:
+            first_new: how many ops the graph had before.
+            target: what was differentiated.
+            results: the gradients.
+            device: the device to estimate costs for, of `devices.DEVICES` or "local".
+        """
+        graph = results[0].graph
+        operations = graph.get_operations()
+        needed = frozenset(order.dependencies(t.op for t in results))
+        new = frozenset(operations[first_new:])
+        kind = Xla if tf_private.in_xla(graph) else Executor  # one can tell while it is traced
+        runtime = kind(described(device))
+        return cls(target, tuple(results), new, needed, len(operations), runtime)
+
+    def joined(self, other: BackwardPass) -> BackwardPass:
+        """Both as one."""
+        return BackwardPass(
+            self.target,
+            (*self.results, *other.results),
+            self.new | other.new,
+            self.needed | other.needed,
+            max(self.end, other.end),
+            self.runtime,
+            self.traced,
+        )
+
+    def depends_on(self, other: BackwardPass) -> bool:
+        """Whether this one needs what differentiation made for the other."""
+        return not self.needed.isdisjoint(other.new)
+
+
+def share_activations(one: BackwardPass, other: BackwardPass) -> bool:
+    """Whether two backward passes share a forward pass.
+
+    Weights, and what is made of them alone, may take a few of the bytes of independent ones.
+    """
+    shapes = Shapes([*(one.forward | other.forward)])
+
+    def size(operations: Iterable[tf.Operation]) -> int:
+        owners = (op for op in operations if op.type not in kinds.SOURCES)
+        return sum(shapes.bytes(t) for op in owners for t in op.outputs)
+
+    least = min(size(one.forward), size(other.forward))
+    return size(one.forward & other.forward) > _SHARED * least
+
+
+# The share of the bytes of a forward pass.
+_SHARED = 0.1
+
+
+def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
+    """The backward passes of a traced step, each with the ops beside and after it.
+
+    An op beside depends on a forward pass by data; on no backward pass, and none depends on it. Of
+    several forward passes that it reads it belongs to the last. An op after depends on the backward
+    pass, or such an op needs it; where there are several backward passes, none is known.
+    """
+    operations = passes[0].graph.get_operations()
+    new = frozenset().union(*(one.new for one in passes))
+    needed = frozenset().union(*(one.needed for one in passes))
+    others = nx.DiGraph()
+    for op in operations:
+        if op not in needed and op not in new:
+            others.add_edges_from((other, op) for other in order.waits_for(op))
+    updates = {other for op in needed for other in op.control_inputs if other not in needed}
+    others.add_nodes_from(updates | new)
+    elsewhere = _reached(new, others.successors)
+    read_again = _reached(updates, others.predecessors)
+    belongs = {op: n for n, one in reversed([*enumerate(passes)]) for op in one.forward}
+    beside: list[set[tf.Operation]] = [set() for _ in passes]
+    for op in operations:
+        reads = max((belongs.get(t.op, -1) for t in op.inputs), default=-1)
+        apart = op in needed or op in elsewhere or op in read_again
+        if reads >= 0 and op in others and not apart:
+            belongs[op] = reads
+            beside[reads].add(op)
+    if len(passes) > 1:  # what comes after one pass may come before another
+        pairs = zip(passes, beside, strict=True)
+        return [dataclasses.replace(one, beside=frozenset(ops)) for one, ops in pairs]
+    leads = _reached(elsewhere, others.predecessors)
+    return [_with(passes[0], beside[0], leads - read_again, read_again)]
+
+
+def _reached(
+    begin: Collection[tf.Operation],
+    onwards: Callable[[tf.Operation], Iterable[tf.Operation]],
+) -> set[tf.Operation]:
+    """What can be reached from some ops, and these."""
+    found, waiting = set(begin), list(begin)
+    while waiting:
+        new = {op for op in onwards(waiting.pop()) if op not in found}
+        found |= new
+        waiting += new
+    return found
+
+
+def with_updates(one: BackwardPass, updates: tf.Operation) -> BackwardPass:
+    """A backward pass of a v1 graph with the ops after it; nothing lives to the end of the step.
+
+    Args:
+        one: the backward pass.
+        updates: what its gradients are for: the op of an optimizer that updates variables.
+    """
+    after = frozenset(order.dependencies([updates])) - one.needed - one.new
+    touched = (t for op in after for t in (*op.inputs, *op.outputs))
+    if any(map(tf_private.is_reference, touched)):
+        return one  # nothing keeps such a variable from being read while it is written to
+    return dataclasses.replace(one, after=after, kept=())
+
+
+def _with(
+    one: BackwardPass,
+    beside: Collection[tf.Operation],
+    leads: Collection[tf.Operation],
+    read_again: Collection[tf.Operation],
+) -> BackwardPass:
+    """A backward pass of a traced step with the ops beside and after it.
+
+    Args:
+        one: the backward pass.
+        beside: the ops beside it.
+        leads: what depends on its gradients, and all that this needs.
+        read_again: what a forward pass waits for.
+    """
+    known = {*one.needed, *one.new, *beside, *read_again, *order.of_new_variables(one.graph)}
+    after: set[tf.Operation] = set()
+    left = [op for op in one.graph.get_operations() if op in leads and op not in known]
+    left = [op for op in left if not _is_read_in_calls(op, one)]
+    before = -1
+    while before < len(after):  # few wait for what was made later
+        before = len(after)
+        for op in left:
+            if op not in after and order.waits_for(op) <= known:
+                after.add(op)
+                known.add(op)
+    names = tf_private.returned(one.graph)
+    return dataclasses.replace(
+        one,
+        beside=frozenset(beside),
+        after=frozenset(after),
+        end_of_trace=len(one.graph.get_operations()),
+        kept=tuple(t for op in known - {*read_again} for t in op.outputs if t.name in names),
+    )
+
+
+def _is_read_in_calls(op: tf.Operation, one: BackwardPass) -> bool:
+    """Whether `op` may write to what a function reads that the backward pass may call again."""
+    return any(
+        calls.calls(reader) and reader in one.needed
+        for handle in op.inputs
+        if handle.dtype == tf.resource
+        for reader in handle.consumers()
+    )

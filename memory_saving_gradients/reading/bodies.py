@@ -1,0 +1,54 @@
+"""What an op takes for the functions that it calls: loops, branches, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import networkx as nx
+import tensorflow as tf
+
+from memory_saving_gradients.graph import calls, functions, order
+from memory_saving_gradients.graph.costs import estimate_seconds
+from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.planning.problem import Op, Problem
+from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.reading.buffers import Buffers
+from memory_saving_gradients.reading.tensors import made_at_all, makes, numbered, reads
+from memory_saving_gradients.runtimes.runtime import Runtime
+
+
+def of_calls(
+    op: tf.Operation, runtime: Runtime, step: Container[tf.Operation], outside: Shapes
+) -> tuple[float, int]:
+    """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
+    dearest, most = 0.0, 0
+    runtime = runtime.within(op)
+    for body in outside.bodies(op):
+        created = {one: i for i, one in enumerate(body.get_operations())}
+        made = {t.value_index for t in made_at_all(op, step)}
+        loop = op.type not in calls.BRANCHES
+        outputs = [t for i, t in enumerate(body.outputs) if loop or i in made]
+        needed = nx.lexicographical_topological_sort(
+            order.dependencies(t.op for t in outputs), key=created.__getitem__
+        )
+        inside = [one for one in needed if one.type != "Placeholder"]
+        shapes = outside.within(op, body, inside)
+        buffers = Buffers(inside, shapes, runtime, outputs)
+        tensor_of, tensors = numbered(inside, buffers)
+        seconds = estimate_seconds(inside, shapes, runtime.device)
+        steps = []
+        for one in inside:
+            cost, workspace = seconds[one.name], runtime.scratch(one, shapes)
+            if calls.bodies(one):
+                cost, workspace = of_calls(one, runtime, created, shapes)
+            read = reads(one, tensor_of, buffers)
+            made_here = makes(one, tensor_of, buffers, created)
+            steps.append(Op(one.name, read, made_here, cost, workspace))
+        results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)
+        if not tensors:
+            continue
+        simulation = simulate(Problem(tuple(steps), tuple(tensors), results), range(len(steps)))
+        handed_on = sum(tensors[t].bytes for t in results)
+        dearest = max(dearest, simulation.cost * functions.rounds(op, outside))
+        most = max(most, simulation.peak - handed_on)
+    return dearest, most

@@ -1,0 +1,80 @@
+"""Which tensor owns the memory that a tensor shows, and how much it is."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Sequence
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import functions, kinds
+from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.runtimes.runtime import Runtime
+
+#: The tensors that are left out of a problem hold, together, at most this share of all bytes.
+NEGLIGIBLE = 0.0005
+
+
+class Buffers:
+    """The buffers of a step.
+
+    Args:
+        operations: the ops of the step, each after those that it waits for.
+        shapes: the shapes of their tensors.
+        runtime: what runs them.
+        results: the tensors that live to the end of the step.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[tf.Operation],
+        shapes: Shapes,
+        runtime: Runtime,
+        results: Collection[tf.Tensor],
+    ) -> None:
+        self._shown: dict[str, tf.Tensor] = {}
+        self._bytes: dict[str, int] = {}  # of views, and of what is in no buffer, too
+        own: set[str] = set()
+        for op in operations:
+            for i, tensor in enumerate(op.outputs):
+                shown = kinds.shown_input(op, i)
+                shown = functions.passed_on(op, i) if shown is None else shown
+                if shown is not None and tensor.dtype not in kinds.HANDLES:
+                    self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
+                    self._bytes[tensor.name] = self.bytes(shown)
+                elif kinds.is_of_the_step(op) and tensor.dtype not in kinds.HANDLES:
+                    known = tensor.dtype != tf.variant
+                    size = shapes.bytes(tensor) if known else functions.held_bytes(tensor, shapes)
+                    size = runtime.untold_bytes(op, i, shapes) or size
+                    self._bytes[tensor.name] = size
+                    own.add(tensor.name)
+        #: the tensors that are in no buffer, by name, and what those who read them read instead
+        self.made_of = runtime.unbuffered(operations, results, self._bytes)
+        owned = [self._bytes[name] for name in own - self.made_of.keys()]
+        left_out, total = 0, sum(owned)
+        self._largest_left_out = 0
+        for size, count in sorted(collections.Counter(owned).items()):
+            left_out += size * count
+            if left_out > NEGLIGIBLE * total:
+                break
+            self._largest_left_out = size
+
+    def is_view(self, op: tf.Operation) -> bool:
+        """Whether an op makes no buffer."""
+        return bool(op.outputs) and all(
+            tensor.name in self._shown or tensor.name in self.made_of for tensor in op.outputs
+        )
+
+    def shown_by(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._shown.get(tensor.name, tensor)
+
+    def read_for(self, tensor: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """The tensors in memory that who reads a tensor reads."""
+        shown = self.shown_by(tensor)
+        return tuple(self.shown_by(t) for t in self.made_of.get(shown.name, (shown,)))
+
+    def bytes(self, tensor: tf.Tensor) -> int:
+        return self._bytes.get(tensor.name, 0)
+
+    def matters(self, tensor: tf.Tensor) -> bool:
+        return self.bytes(tensor) > self._largest_left_out

@@ -1,0 +1,164 @@
+"""Time and scratch space of each op, from a traced run of the plain step."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.graph.tf_private import Refusal
+from memory_saving_gradients.reading.backward import BackwardPass
+
+# The fastest of so many traced runs counts, after one to warm up.
+_RUNS = 3
+
+v1 = tf.compat.v1
+
+
+class CannotMeasure(Refusal, RuntimeError):
+    """The plain step cannot be run with stand-ins for its inputs and variables."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one run of an op takes: seconds, and bytes beside its inputs and outputs."""
+
+    seconds: float
+    workspace: int
+
+
+def measure_ops(
+    step: BackwardPass, operations: Sequence[tf.Operation], shapes: Shapes
+) -> dict[str, Measured]:
+    """Runs a copy of the step in a session of its own, and reads off what each op took.
+
+    Inputs and variables are stand-ins: small random numbers, zeros for integers. The run needs as
+    much memory as the plain step.
+
+    Args:
+        step: the step.
+        operations: its ops.
+        shapes: the shapes of their tensors.
+
+    Returns:
+        Op name to what was measured; ops that only read inputs or variables are not there.
+
+    Raises:
+        CannotMeasure: the step cannot be run so.
+    """
+    config = v1.ConfigProto(inter_op_parallelism_threads=1)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = v1.OptimizerOptions.L0
+    times: dict[str, float] = {}
+    workspaces: collections.Counter[str] = collections.Counter()
+    with stand_ins(step, operations, shapes, config) as (session, ends, fed):
+        fetches = [one.op if isinstance(one, tf.Tensor) else one for one in ends]
+        session.run(fetches, fed)
+        for _ in range(_RUNS):
+            for node in _traced(session, fetches, fed):
+                name = node.node_name
+                seconds = (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9
+                times[name] = min(seconds, times.get(name, seconds))
+                workspaces[name] = max(workspaces[name], _scratch(node))
+    return {name: Measured(seconds, workspaces[name]) for name, seconds in times.items()}
+
+
+@contextlib.contextmanager
+def stand_ins(
+    step: BackwardPass,
+    operations: Iterable[tf.Operation],
+    shapes: Shapes,
+    config: tf.compat.v1.ConfigProto | None = None,
+) -> Iterator[tuple[tf.compat.v1.Session, list[Any], dict[str, np.ndarray]]]:
+    """A session for a copy of the step, what to fetch, and what to feed.
+
+    Inputs and variables are stand-ins: small random numbers, zeros for integers. Variables are not
+    updated; gradients that would update them are not held.
+
+    Args:
+        step: the step.
+        operations: its ops.
+        shapes: the shapes of their tensors.
+        config: the options of the session.
+
+    Raises:
+        CannotMeasure: the step cannot be run so.
+    """
+    graph_def = step.graph.as_graph_def()
+    fed: dict[str, np.ndarray] = {}
+    random = np.random.default_rng(0)
+    effects = set()
+    for op in operations:
+        if op.type == "Placeholder" or any(t.dtype == tf.resource for t in op.inputs):
+            fed |= {t.name: _value(t, shapes, random) for t in op.outputs if t.dtype != tf.resource}
+        elif op.type in ("VariableV2", "Variable"):
+            fed[op.outputs[0].name] = _value(op.outputs[0], shapes, random)
+        if not op.outputs:
+            effects.add(op.name)
+    for node in graph_def.node:
+        if node.name in effects:  # nothing but their order is wanted of them
+            node.op = "NoOp"
+            del node.input[:]
+            node.attr.clear()
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        fetches: list[Any] = [graph.get_tensor_by_name(t.name) for t in step.results]
+        if step.kept is not None:  # an update takes them as they come
+            fetches = [tensor.op for tensor in fetches]
+        with v1.Session(graph=graph, config=config) as session:
+            try:
+                yield session, fetches, fed
+            except tf.errors.OpError as error:
+                raise CannotMeasure(
+                    "the step was to be run with stand-ins for inputs and variables, and that "
+                    f'failed: {error.message} Use cost_model="analytical" and no verify=True.'
+                ) from error
+
+
+def _traced(session: tf.compat.v1.Session, fetches: list[tf.Operation], fed: dict) -> list:
+    """The statistics of every node of one run."""
+    metadata = v1.RunMetadata()
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    session.run(fetches, fed, options=options, run_metadata=metadata)
+    return [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+
+
+def _scratch(node: Any) -> int:
+    """The most bytes that a node had allocated at once, its outputs not counted."""
+    records = sorted(
+        (record.alloc_micros, -record.alloc_bytes)  # of one microsecond, allocations first
+        for memory in node.memory
+        for record in memory.allocation_records
+    )
+    held = itertools.accumulate((-size for _, size in records), initial=0)
+    allocated = collections.Counter(-size for _, size in records)
+    outputs = collections.Counter(
+        out.tensor_description.allocation_description.allocated_bytes for out in node.output
+    )
+    # An output that was written over an input was not allocated here.
+    return max(held) - sum((allocated & outputs).elements())
+
+
+def _value(tensor: tf.Tensor, shapes: Shapes, random: np.random.Generator) -> np.ndarray:
+    """A stand-in; it lies where TensorFlow reads it as it is, so that a run has no copy of it."""
+    dtype, shape = tensor.dtype.base_dtype, shapes(tensor)
+    kind = np.dtype(dtype.as_numpy_dtype)
+    if kind.hasobject:
+        return np.zeros(shape, kind)
+    room = np.zeros(math.prod(shape) * kind.itemsize + _ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT
+    value = room[begin : len(room) - _ALIGNMENT + begin].view(kind).reshape(shape)
+    if dtype.is_floating or dtype.is_complex:
+        value[...] = 0.05 * random.standard_normal(shape)
+    return value
+
+
+_ALIGNMENT = 64  # of what Eigen computes with; what lies otherwise is copied

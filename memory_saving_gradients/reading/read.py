@@ -1,0 +1,469 @@
+"""From a graph that `tf.gradients` has just extended to a `Problem`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import networkx as nx
+import numpy as np
+import tensorflow as tf
+
+from memory_saving_gradients.graph import calls, kinds, order, tf_private
+from memory_saving_gradients.graph.costs import estimate_seconds
+from memory_saving_gradients.graph.origin import origin
+from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
+from memory_saving_gradients.planning.backward_order import backward_order
+from memory_saving_gradients.planning.labels import Labels
+from memory_saving_gradients.planning.problem import Op, Problem, Tensor
+from memory_saving_gradients.planning.simulate import plain_peak
+from memory_saving_gradients.reading import restrictions, step_order
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.bodies import of_calls
+from memory_saving_gradients.reading.buffers import Buffers
+from memory_saving_gradients.reading.measured_costs import measure_ops
+from memory_saving_gradients.reading.roles import Roles, roles_of
+from memory_saving_gradients.reading.tensors import makes, numbered, numbers, reads, touches
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A problem, and what its indices mean in the graph.
+
+    Attributes:
+        step: what was read.
+        problem: the step as data.
+        operations: the operation of every op of the problem.
+        tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
+            tensor that it shows. Tensors left out of the problem are not here.
+        made_of: the tensors that are in no buffer, by name, with the numbers of those that whoever
+            reads them reads instead.
+        roles: what the labels say of tensors of the backward pass, by index.
+        alternative_peak: the plain peak in another order of execution that is possible.
+        one_thread: the peak of the plain step in a session of one inter-op thread, where nothing
+            tells how many it will have; else None.
+        new: names of the ops that differentiation made and the step needs.
+        unused: names of the ops that differentiation made in vain.
+        unordered: names of the ops that neither wait for others nor are waited for: those of v1
+            loops and branches, those that Grappler may fold into constants, and those that
+            `tf.function` lifts out of the trace.
+        sizes: what was known of the inputs.
+        batch_size: the first dimension of the inputs, where the graph leaves it unknown.
+        growth: the bytes that each tensor, and then the scratch space of each op, gains with every
+            example of the batch.
+    """
+
+    step: BackwardPass
+    problem: Problem
+    operations: list[tf.Operation]
+    tensor_of: dict[str, int]
+    made_of: dict[str, tuple[int, ...]]
+    roles: Roles
+    alternative_peak: int
+    one_thread: int | None
+    new: frozenset[str]
+    unused: frozenset[str]
+    unordered: frozenset[str]
+    sizes: InputSizes = NOTHING_GIVEN
+    batch_size: int | None = None
+    growth: tuple[float, ...] = ()
+
+    @functools.cached_property
+    def labels(self) -> Labels:
+        """What the user calls the ops and tensors of the problem."""
+        named = (self.step.graph.get_tensor_by_name(t.name) for t in self.problem.tensors)
+        tensors = [(t.shape, t.dtype.base_dtype.name) for t in named]
+        return Labels(
+            types=tuple(op.type for op in self.operations),
+            origins=tuple(map(origin, self.operations)),
+            shapes=tuple(None if s.rank is None else tuple(s.as_list()) for s, _ in tensors),
+            dtypes=tuple(dtype for _, dtype in tensors),
+            of_weights=self.roles.of_weights,
+            sums=self.roles.sums,
+            updates=self.roles.updates,
+            waited_for=self.roles.waited_for,
+            reordered=self.step.reordered,
+        )
+
+    def numbers_of(self, tensor: str) -> tuple[int, ...]:
+        """The tensors of the problem that who reads one, by name, reads; none if it is small."""
+        if tensor in self.tensor_of:
+            return (self.tensor_of[tensor],)
+        return self.made_of.get(tensor, ())
+
+    def in_order_of(self, problem: Problem) -> Reading:
+        """The same reading with its ops in the order that they have in another problem of them."""
+        index_of = {op.name: i for i, op in enumerate(self.problem.ops)}
+        sequence = [index_of[op.name] for op in problem.ops]
+        return dataclasses.replace(
+            self,
+            problem=self.problem.reordered(sequence),
+            operations=[self.operations[i] for i in sequence],
+            growth=_reordered(self.growth, len(problem.tensors), sequence),
+        )
+
+
+def read(
+    step: BackwardPass,
+    cost_model: str = "analytical",
+    sizes: InputSizes = NOTHING_GIVEN,
+) -> Reading:
+    """Reads a step: the ops that its results need, and those beside.
+
+    Args:
+        step: a backward pass, with the forward pass that it needs.
+        cost_model: "analytical" (TensorFlow's estimate) or "measured" (a traced run).
+        sizes: what is known of the inputs.
+
+    Returns:
+        The step as a problem, with the way back to the graph.
+    """
+    walk = _walk(step, sizes)
+    executed, inputs_of = _as_run(walk)
+    step_order.add_order_of_updates(walk.graph, step)
+    ordered = step_order.planned(
+        walk.graph, walk.operations, walk.created, step, walk.backward, walk.buffers, walk.early
+    )
+    tensor_of, tensors = numbered(ordered, walk.buffers)
+    ops = [
+        op
+        for op in ordered
+        if op not in walk.idle
+        and not walk.buffers.is_view(op)
+        and touches(op, tensor_of, walk.buffers)
+    ]
+    costs = _costs(walk, ops, tensors, cost_model)
+    conditional = restrictions.conditional(ordered)
+    forward = [op for op in ordered if op not in walk.backward]
+    pinned = restrictions.pinned(forward, conditional, walk.buffers, step)
+    problem = _problem(walk, ops, pinned, inputs_of, tensor_of, tensors, costs)
+    problem, ops, growth = _in_backward_order(walk, problem, ops, costs.growth)
+    execution = _Execution(walk, executed, ordered, problem, ops, costs.seconds)
+    problem = execution.problem()
+    # A single loss has a single order; several may be taken one by one.
+    alternative = execution.problem(early_last=True) if _has_several_losses(walk) else problem
+    threads_matter = not step.traced and step.runtime.threads > 1
+    new = frozenset(op.name for op in walk.operations if op in step.new)
+    apart = {
+        *conditional,
+        *restrictions.foldable(ordered, walk.backward),
+        *order.of_new_variables(step.graph),
+    }
+    return Reading(
+        step=step,
+        problem=problem,
+        operations=ops,
+        tensor_of=tensor_of,
+        made_of={
+            name: numbers(map(walk.buffers.shown_by, read), tensor_of)
+            for name, read in walk.buffers.made_of.items()
+        },
+        roles=roles_of(step, walk.operations, walk.backward, tensor_of, walk.shapes),
+        alternative_peak=plain_peak(alternative),
+        one_thread=plain_peak(execution.problem(threads=1)) if threads_matter else None,
+        new=new,
+        unused=frozenset(op.name for op in step.new) - new,
+        unordered=frozenset(op.name for op in apart),
+        sizes=sizes,
+        batch_size=walk.shapes.batch_size,
+        growth=growth,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """A step walked through.
+
+    Attributes:
+        step: the step.
+        created: the place of each op in the graph of TensorFlow.
+        graph: who waits for whom.
+        operations: the ops, each after those that it waits for.
+        backward: those of the backward pass.
+        idle: those that compute nothing.
+        shapes: the shapes of their tensors.
+        buffers: which tensors own memory.
+        early: the products that run without their first operand, each with its reader.
+    """
+
+    step: BackwardPass
+    created: dict[tf.Operation, int]
+    graph: nx.DiGraph
+    operations: list[tf.Operation]
+    backward: set[tf.Operation]
+    idle: set[tf.Operation]
+    shapes: Shapes
+    buffers: Buffers
+    early: dict[tf.Operation, tf.Operation]
+
+
+def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
+    ours = step.needed | step.beside | step.after
+    created = {op: i for i, op in enumerate(step.graph.get_operations())}
+    # What rewriting adds comes last; of another backward pass it can be part of the forward pass.
+    written = max(step.end, step.end_of_trace)
+    graph = order.dependencies(step.ends, lambda op: op in ours or created[op] >= written)
+    step_order.add_order_of_effects(graph, created, step.new)
+    operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
+    backward = _backward(graph, operations, step)
+    shapes = Shapes(operations, sizes)
+    idle = _idle(operations, step)
+    counted = [op for op in operations if op not in idle]
+    buffers = Buffers(counted, shapes, step.runtime, step.to_end)
+    early = step.runtime.runs_early(graph, backward)
+    return _Walk(step, created, graph, operations, backward, idle, shapes, buffers, early)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Costs:
+    """What ops take: seconds and bytes of scratch space by name, and `Reading.growth`."""
+
+    seconds: dict[str, float]
+    workspaces: dict[str, int]
+    growth: tuple[float, ...]
+
+
+def _costs(
+    walk: _Walk, ops: Sequence[tf.Operation], tensors: Sequence[Tensor], cost_model: str
+) -> _Costs:
+    runtime, shapes = walk.step.runtime, walk.shapes
+    seconds = estimate_seconds(ops, shapes, runtime.device)
+    workspaces = {op.name: runtime.scratch(op, shapes) for op in ops}
+    growth = _growth(walk, tensors, ops, workspaces)
+    for op in ops:
+        if calls.bodies(op):
+            seconds[op.name], workspaces[op.name] = of_calls(op, runtime, walk.graph, shapes)
+    if cost_model == "measured":
+        measured = measure_ops(walk.step, walk.operations, shapes)
+        seconds |= {name: found.seconds for name, found in measured.items()}
+        for op in ops:
+            if op.name in measured:
+                allocated = measured[op.name].workspace
+                workspaces[op.name] = max(0, allocated - runtime.untouched(op, shapes))
+    return _Costs(seconds, workspaces, growth)
+
+
+def _problem(
+    walk: _Walk,
+    ops: Sequence[tf.Operation],
+    pinned: Container[tf.Operation],
+    inputs_of: Mapping[tf.Operation, list[tf.Tensor]],
+    tensor_of: dict[str, int],
+    tensors: Sequence[Tensor],
+    costs: _Costs,
+) -> Problem:
+    """The problem, in the order of `ops`."""
+    buffers, step = walk.buffers, walk.step
+    moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in ops}
+    seconds = costs.seconds
+    a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in ops] or [0.0]))
+    made = [
+        Op(
+            name=op.name,
+            inputs=numbers(inputs_of[op], tensor_of)
+            if op in inputs_of
+            else reads(op, tensor_of, buffers),
+            outputs=makes(op, tensor_of, buffers, walk.graph),
+            cost=seconds[op.name],
+            workspace=costs.workspaces[op.name],
+            backward=op in walk.backward,
+            pinned=op in pinned,
+            # What is computed on the way from other tensors may need all of them to the end.
+            in_place=op.type in kinds.IN_PLACE
+            and not any(t.name in buffers.made_of for t in op.inputs),
+            expensive=op.type in kinds.EXPENSIVE
+            or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
+        )
+        for op in ops
+    ]
+    kept = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
+    if step.runtime.results_apart:
+        tensors = [Tensor(t.name, 0 if i in kept else t.bytes) for i, t in enumerate(tensors)]
+    return Problem(tuple(made), tuple(tensors), kept)
+
+
+def _in_backward_order(
+    walk: _Walk, problem: Problem, ops: list[tf.Operation], growth: tuple[float, ...]
+) -> tuple[Problem, list[tf.Operation], tuple[float, ...]]:
+    """All three with the backward pass in an order that keeps little alive."""
+    waits = _waits(walk.graph, walk.operations, ops)
+    first = problem.forward_count
+    sequence, late = backward_order(
+        problem, [{i for i in before if i >= first} for before in waits]
+    )
+    if walk.step.runtime.obeys_control_edges:
+        problem = dataclasses.replace(problem, waits=tuple(tuple(sorted(w)) for w in waits))
+    sequence = [*range(first), *sequence]
+    growth = _reordered(growth, len(problem.tensors), sequence)
+    return problem.reordered(sequence, late), [ops[i] for i in sequence], growth
+
+
+class _Execution:
+    """The order in which the plain step is executed.
+
+    Args:
+        walk: the step.
+        executed: who waits for whom in the plain step.
+        ordered: the ops in the order that schedules are made of.
+        problem: the problem.
+        ops: the op of each op of the problem.
+        seconds: what ops take, by name.
+    """
+
+    def __init__(
+        self,
+        walk: _Walk,
+        executed: nx.DiGraph,
+        ordered: Sequence[tf.Operation],
+        problem: Problem,
+        ops: Sequence[tf.Operation],
+        seconds: Mapping[str, float],
+    ) -> None:
+        place = {op: i for i, op in enumerate(ordered)}
+        self._runtime, self._executed = walk.step.runtime, executed
+        self._problem, self._seconds = problem, seconds
+        self._index_of = {op: i for i, op in enumerate(ops)}
+        self._sorted = list(
+            nx.lexicographical_topological_sort(executed, key=lambda op: place.get(op, 0))
+        )
+
+    def problem(self, early_last: bool = False, threads: int | None = None) -> Problem:
+        """The problem, executed in this order; by default with all threads of the runtime."""
+        threads = threads or self._runtime.threads
+        events = self._runtime.order(
+            self._executed, self._sorted, self._seconds, early_last, threads
+        )
+        if events is None:
+            found = [event for i in range(len(self._index_of)) for event in (i, ~i)]
+        else:
+            numbered = ((self._index_of.get(op), begins) for op, begins in events)
+            found = [i if begins else ~i for i, begins in numbered if i is not None]
+        return dataclasses.replace(self._problem, as_executed=tuple(found))
+
+
+def _has_several_losses(walk: _Walk) -> bool:
+    return sum(tf_private.is_seed(op) for op in walk.backward if op in walk.step.new) != 1
+
+
+def _as_run(walk: _Walk) -> tuple[nx.DiGraph, dict[tf.Operation, list[tf.Tensor]]]:
+    """Who waits for whom, and what ops read, in the plain step.
+
+    There sums wait for all their terms, and products run without their first operand.
+    """
+    executed = walk.graph.copy()
+    for whole, running in walk.step.sums:
+        executed.add_edges_from((t.op, whole) for t in whole.inputs)
+        executed.add_edges_from((whole, op) for op in running)
+    inputs: dict[tf.Operation, list[tf.Tensor]] = {}
+    for op, reader in walk.early.items():
+        late, other = op.inputs
+        inputs[op], inputs[reader] = [other], [late, op.outputs[0]]
+        executed.remove_edge(late.op, op)
+        executed.add_edge(late.op, reader)
+    return executed, inputs
+
+
+def _waits(
+    graph: nx.DiGraph, operations: Iterable[tf.Operation], kept_ops: Sequence[tf.Operation]
+) -> list[set[int]]:
+    """For each of `kept_ops` those that it waits for, by index, if only through other ops.
+
+    Whoever reads what a sum of many reads does so before or after it, as now: see
+    `order.depends_on_time`.
+    """
+    index_of = {op: i for i, op in enumerate(kept_ops)}
+    waits: dict[tf.Operation, set[int]] = {}
+    for op in operations:
+        waits[op] = set()
+        for before in graph.predecessors(op):
+            waits[op] |= {index_of[before]} if before in index_of else waits[before]
+    found = [waits[op] for op in kept_ops]
+    for i, op in enumerate(kept_ops):
+        if order.depends_on_time(op):
+            readers = {index_of.get(reader, i) for t in op.inputs for reader in t.consumers()}
+            for reader in readers - {i}:
+                found[max(i, reader)].add(min(i, reader))
+    return found
+
+
+def _growth(
+    walk: _Walk,
+    tensors: Sequence[Tensor],
+    ops: Sequence[tf.Operation],
+    workspaces: Mapping[str, int],
+) -> tuple[float, ...]:
+    """The bytes by which each tensor, and then the scratch space of each op, grow with the batch.
+
+    Peaks are close to linear in it, so two sizes tell.
+    """
+    step, shapes = walk.step, walk.shapes
+    if shapes.batch_size is None:
+        return ()
+    larger = Shapes(walk.operations, shapes.given.times(_GROWN, shapes.batch_size))
+    buffers = Buffers(walk.operations, larger, step.runtime, step.to_end)
+    then = [buffers.bytes(step.graph.get_tensor_by_name(tensor.name)) for tensor in tensors]
+    then += [step.runtime.scratch(op, larger) for op in ops]
+    now = [*(tensor.bytes for tensor in tensors), *(workspaces[op.name] for op in ops)]
+    more = (_GROWN - 1) * shapes.batch_size
+    return tuple((b - a) / more for a, b in zip(now, then, strict=True))
+
+
+_GROWN = 2
+
+
+def _reordered(
+    growth: tuple[float, ...], tensors: int, sequence: Iterable[int]
+) -> tuple[float, ...]:
+    return growth and growth[:tensors] + tuple(growth[tensors + i] for i in sequence)
+
+
+# An op whose estimate is this many times that of the median op, byte for byte, does more than
+# read and write.
+_DEAR = 100
+_NOTHING = 1e-5  # seconds; below it no op is dear
+
+
+def _idle(operations: Sequence[tf.Operation], step: BackwardPass) -> set[tf.Operation]:
+    """The ops of which nothing but control edges leads on: Grappler lets them compute nothing.
+
+    An optimizer of v1 has all gradients of an op wait for one another, wanted or not.
+    """
+    if step.traced:
+        return set()  # nothing waits for such ops there
+    wanted = {t.op for t in (*step.results, *step.to_end)}
+    ours, idle = set(operations), set[tf.Operation]()
+    for op in reversed(operations):
+        readers = {reader for t in op.outputs for reader in t.consumers() if reader in ours}
+        if (
+            op in step.new
+            and op not in wanted
+            and readers <= idle
+            and op.outputs
+            and not op.op_def.is_stateful
+            and not tf_private.in_control_flow(op)
+        ):
+            idle.add(op)
+    return idle
+
+
+def _backward(
+    graph: nx.DiGraph,
+    operations: Sequence[tf.Operation],
+    step: BackwardPass,
+) -> set[tf.Operation]:
+    """The ops that wait for a gradient, make zeros for a list of them, or are beside or after.
+
+    Other ops that `tf.gradients` made (shapes, masks) run with the forward pass.
+    """
+    backward: set[tf.Operation] = set(step.beside | step.after)
+    for op in operations:
+        if op in step.new and (
+            tf_private.is_seed(op)
+            or (op.type == "ZerosLike" and op.outputs[0].dtype == tf.variant)
+            or any(before in backward for before in graph.predecessors(op))
+        ):
+            backward.add(op)
+    if backward.isdisjoint(step.new):  # the gradients to begin with were given: there is no seed
+        backward.update(op for op in operations if op in step.new)
+    return backward

@@ -1,0 +1,113 @@
+"""Reference variables of old graphs: what was read of one changes with it.
+
+A read shows the variable's own buffer. So what runs again must not read a variable that has been
+written to in the meantime. What the forward pass writes to is read once; an update by a gradient
+waits, as it gets that gradient after the last read of the step. Resource variables need none of
+this: a write makes a copy while something that was read before is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.graph.apart import apart
+
+
+def variable_of(x: Any) -> tf.Operation | None:
+    """The reference variable that `x`, a tensor or variable of a graph, is or shows."""
+    op = getattr(x, "op", None)
+    if op is None or not op.outputs:
+        return None
+    owner = kinds.owner(op.outputs[getattr(x, "value_index", 0)])
+    return owner.op if tf_private.is_reference(owner) else None
+
+
+def reads_that_change(
+    operations: Sequence[tf.Operation], step: Collection[tf.Operation]
+) -> set[tf.Operation]:
+    """The ops that would read something else in a second run, after the forward pass.
+
+    Args:
+        operations: the ops that may run twice.
+        step: all ops of the step.
+    """
+    variables = [op for op in operations if op.outputs and tf_private.is_reference(op.outputs[0])]
+    found: set[tf.Operation] = set()
+    for variable in variables:
+        readers = _readers(variable)
+        if any(_writes_in(writer, readers, step) for writer in _writers(variable)):
+            found |= readers
+    return found
+
+
+def after_last_read(
+    gradient: tf.Tensor, variables: Iterable[tf.Operation], step: Collection[tf.Operation]
+) -> tf.Tensor:
+    """The gradient by some variables, there once the step has read them for the last time.
+
+    Args:
+        gradient: the gradient.
+        variables: what it is the gradient by; none for resource variables.
+        step: all ops of the step, with the copies.
+    """
+    waiting = [op for variable in variables for op in _readers(variable) if op in step]
+    last: dict[tf.Operation, None] = {}
+    seen: set[tf.Operation] = set()
+    while waiting:
+        op = waiting.pop()
+        if not tf_private.in_control_flow(op):
+            last[op] = None
+        elif op not in seen:  # from outside one can only wait for what leaves the loop or branch
+            seen.add(op)
+            waiting += [r for t in op.outputs for r in t.consumers() if r in step]
+    last.pop(gradient.op, None)
+    if not last or tf_private.in_control_flow(gradient.op):
+        return gradient
+    with (
+        apart(gradient.graph),
+        gradient.graph.device(gradient.op.device),
+        gradient.graph.control_dependencies([*last]),
+    ):
+        return tf.identity(gradient, f"{gradient.op.name}/after_last_read")
+
+
+def _readers(variable: tf.Operation) -> set[tf.Operation]:
+    """The ops that read a variable, through views of it or without; not those that write to it."""
+    found: set[tf.Operation] = set()
+    waiting = [variable.outputs[0]]
+    while waiting:
+        for op in waiting.pop().consumers():
+            shown = [t for t in op.outputs if kinds.owner(t).op is variable]
+            waiting += shown
+            if not shown:
+                found.add(op)
+    return found - _writers(variable)
+
+
+def _writers(variable: tf.Operation) -> set[tf.Operation]:
+    """The ops that write to a variable."""
+    return {
+        op
+        for op in variable.outputs[0].consumers()
+        if not op.type.startswith("Ref") and any(arg.is_ref for arg in op.op_def.input_arg)
+    }
+
+
+def _writes_in(
+    writer: tf.Operation, readers: Collection[tf.Operation], step: Collection[tf.Operation]
+) -> bool:
+    """Whether a step writes to a variable before its gradients are there.
+
+    It waits for that write, or something beside it makes the new value of the old one, as a moving
+    average does. Initial values are not of the step, and updates by gradients come later.
+    """
+    if writer in step:
+        return True
+    before = set(order.dependencies([writer]))
+    return not before.isdisjoint(readers) and not any(
+        tf_private.made_by_differentiation(op) for op in before
+    )

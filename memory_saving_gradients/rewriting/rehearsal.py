@@ -1,0 +1,115 @@
+"""What Grappler makes of a rewritten step, before a session runs it.
+
+The step as written and as optimised are replayed alike: an op runs in its place of the schedule,
+or, where it no longer waits for what comes before that, as soon as it can. What the optimised one
+holds beyond the other, the plan does not know.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+
+import networkx as nx
+import numpy as np
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.planning.problem import Schedule
+from memory_saving_gradients.reading.read import Reading
+from memory_saving_gradients.runtimes import grappler
+
+# By how many places of the schedule an op may be early: those of a few waves.
+_SLACK = 64
+
+
+def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> int:
+    """The bytes by which Grappler raises the peak of a rewritten step.
+
+    None are found where Grappler fails: a session then runs the graph as it is written.
+
+    Args:
+        reading: the step.
+        schedule: what it was rewritten by.
+        names: what runs, ops and copies, in the order of the schedule.
+    """
+    step = reading.step
+    written = step.graph.as_graph_def()
+    fetches = [t.name for t in step.results]
+    try:
+        optimized = tf_private.optimized(written, fetches)
+    except tf.errors.OpError:
+        return 0
+    sizes: dict[str, int] = {}
+    place: dict[str, int] = {}
+    count = 0
+    for name, index in zip(names, schedule, strict=True):
+        place[name] = count
+        count += reading.operations[index] not in step.after  # updates take their data's time
+        for t in reading.problem.ops[index].outputs:
+            tensor = reading.problem.tensors[t]
+            sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
+    needed = {op.name: op for op in order.dependencies(t.op for t in step.results)}
+    planned = _peak([n for n in written.node if n.name in needed], fetches, place, sizes, needed)
+    return max(0, _peak(optimized.node, fetches, place, sizes) - planned)
+
+
+def _peak(
+    nodes: Sequence[tf.compat.v1.NodeDef],
+    fetches: Sequence[str],
+    place: Mapping[str, int],
+    sizes: Mapping[str, int],
+    operations: Mapping[str, tf.Operation] = types.MappingProxyType({}),
+) -> int:
+    """The most bytes that nodes hold at once, each run as late as the schedule says or can be.
+
+    Args:
+        nodes: the nodes.
+        fetches: the tensors that live to the end.
+        place: where nodes are in the schedule, by name.
+        sizes: the bytes of tensors.
+        operations: the ops that nodes are, by name: sums and products among them may hand on an
+            operand, which Grappler has not taken out yet.
+    """
+    by_name = {node.name: node for node in nodes}
+    end_of_step = max(place.values()) + 1
+    edges = nx.DiGraph()
+    edges.add_nodes_from(by_name)
+    for node in nodes:
+        if node.op not in order.BACK_EDGES:
+            edges.add_edges_from((grappler.node_of(read), node.name) for read in node.input)
+    at: dict[str, int] = {}
+    size = dict(sizes)
+    owner: dict[str, str] = {}
+    read_last: dict[str, tuple[int, bool]] = {}  # when, and whether the reader writes over it
+    for name in nx.topological_sort(edges):
+        node = by_name[name]
+        ready = max((at[before] for before in edges.predecessors(name)), default=0)
+        planned = place.get(name, ready)
+        at[name] = planned if planned - ready <= _SLACK else ready
+        read = [_tensor(one) for one in node.input if not one.startswith("^")]
+        read = [owner.get(tensor, tensor) for tensor in read]
+        made = f"{name}:0"
+        shown = 0 if node.op in kinds.VIEWS and read else None
+        if node.op in grappler.ASSOCIATIVE and name in operations:
+            shown = kinds.shown_input(operations[name], 0)
+        if shown is not None:
+            owner[made] = read[shown]
+        elif node.op == "Const":
+            size[made] = 0  # not the step's
+        elif node.op in grappler.ASSOCIATIVE:  # of other operands than in the plan, maybe
+            size[made] = min(size.get(made, 0), max(size.get(tensor, 0) for tensor in read))
+        for tensor in read:
+            over = node.op in kinds.IN_PLACE and size.get(made) == size.get(tensor)
+            read_last[tensor] = max(read_last.get(tensor, (0, False)), (at[name], over))
+    for name in fetches:
+        read_last[owner.get(name, name)] = end_of_step, False
+    live = np.zeros(end_of_step + 2, dtype=np.int64)
+    for tensor, (end, over) in read_last.items():
+        live[at[grappler.node_of(tensor)]] += size.get(tensor, 0)
+        live[end + (not over)] -= size.get(tensor, 0)
+    return int(live.cumsum().max())
+
+
+def _tensor(read: str) -> str:
+    return read if ":" in read else f"{read}:0"

@@ -1,0 +1,50 @@
+"""TensorFlow's executor: what ops take in it, and in which order they run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Mapping
+
+import networkx as nx
+import tensorflow as tf
+
+from memory_saving_gradients.graph import calls, tf_private
+from memory_saving_gradients.graph.devices import Device
+from memory_saving_gradients.runtimes import grappler, kernels, merges
+from memory_saving_gradients.runtimes.runtime import Runtime, ShapeOf
+from memory_saving_gradients.runtimes.xla import Xla
+
+
+class Executor(Runtime):
+    """TensorFlow's executor, with Eigen's or oneDNN's kernels, or on a GPU."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        if device["type"] != "GPU":
+            chosen = tf.config.threading.get_inter_op_parallelism_threads()
+            self.threads = chosen or os.cpu_count() or 1
+
+    def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
+        return kernels.workspace(op, shape) if self._on_cpu(op) else 0
+
+    def untouched(self, op: tf.Operation, shape: ShapeOf) -> int:
+        return kernels.untouched(op, shape) if self._on_cpu(op) else 0
+
+    def untold_bytes(self, op: tf.Operation, output: int, shape: ShapeOf) -> int:
+        return kernels.reserve_bytes(op, output, shape) if self._on_cpu(op) else 0
+
+    def within(self, op: tf.Operation) -> Runtime:
+        return Xla(self.device) if calls.is_compiled(op) else self
+
+    def runs_early(
+        self, graph: nx.DiGraph, late: Container[tf.Operation]
+    ) -> dict[tf.Operation, tf.Operation]:
+        return grappler.multiplied_early(graph, late)
+
+    def merged(self, graph: tf.Graph) -> Mapping[tf.Operation, tf.Operation]:
+        merges_ops = self.device["type"] != "GPU" and tf_private.onednn_enabled()
+        return merges.merged(graph) if merges_ops else {}
+
+    def _on_cpu(self, op: tf.Operation) -> bool:
+        device = op.device.upper() or str(self.device["type"])
+        return "GPU" not in device

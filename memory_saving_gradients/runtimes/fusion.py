@@ -1,0 +1,103 @@
+"""What XLA fuses: the tensors of a step that it keeps in no buffer.
+
+XLA compiles element-wise ops, and what moves elements about, into the kernels that read them. Such
+a tensor is computed wherever it is read, from what it is made of, as long as that takes less
+traffic to memory than to write it once and read it again (the cost model of XLA:GPU's priority
+fusion, in bytes alone); XLA:CPU computes no dear function twice. Products, convolutions,
+concatenations and whatever else is a kernel of its own read and write memory; reductions write
+their results, but XLA:GPU fuses into them what they read.
+
+tests/runtimes/test_fusion.py holds this against what XLA:CPU makes of small steps, and
+scripts/benchmarks/xla.py against what XLA:GPU makes of the test models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kinds
+
+#: Ops that are computed where they are read. `Slice`, of which the gradients of concatenations
+#: are made, is not among them: see `xla._Gates`.
+_FUSIBLE = kinds.IN_PLACE | frozenset(
+    """Acos Acosh Asin Asinh Atan Atan2 Atanh BroadcastTo Cast Complex Conj Cosh
+    DepthToSpace Digamma Equal Erfinv Fill FloorDiv FloorMod FusedBatchNorm FusedBatchNormGrad
+    FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Gather GatherV2
+    Greater GreaterEqual Imag IsFinite IsInf IsNan Less LessEqual Lgamma LogicalAnd LogicalNot
+    LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 MirrorPad Mod NotEqual OneHot OnesLike Pad PadV2
+    Range Real ReverseV2 Rint Roll Sinh SoftsignGrad SpaceToDepth Split SplitV StridedSlice
+    StridedSliceGrad Tile Transpose Unpack Xlog1py ZerosLike""".split()
+)
+
+#: Ops into which XLA:GPU fuses what they read, and which write their results.
+_REDUCTIONS = frozenset(
+    """All Any ArgMax ArgMin AvgPool AvgPoolGrad BiasAddGrad EuclideanNorm L2Loss Max MaxPool Mean
+    Min Prod Sum""".split()
+)
+
+#: Ops that XLA:CPU does not compute twice (`InstructionFusion::IsExpensive`).
+_ONCE_ON_CPU = frozenset(
+    """Acos Acosh Asin Asinh Atan Atan2 Atanh Cos Cosh Digamma Div DivNoNan Elu Erf Erfc Erfinv Exp
+    Expm1 FloorMod Lgamma Log Log1p LogSoftmax Mod Pow RealDiv Reciprocal Rsqrt Selu Sigmoid Sin
+    Sinh Softmax Softplus Sqrt Tan Tanh Xdivy Xlog1py Xlogy""".split()
+)
+
+# No kernel computes a longer chain of ops.
+_DEEPEST = 64
+
+
+def unbuffered(
+    operations: Sequence[tf.Operation],
+    results: Collection[tf.Tensor],
+    bytes_of: Mapping[str, int],
+    on_gpu: bool,
+) -> dict[str, tuple[tf.Tensor, ...]]:
+    """The tensors that are in no buffer, by name, with those that they are computed from.
+
+    Args:
+        operations: the ops of the step, each after those that it waits for.
+        results: the tensors that the step returns.
+        bytes_of: the bytes of the tensors of the step, by name.
+        on_gpu: whether XLA:GPU compiles it, else XLA:CPU.
+    """
+    ours = set(operations)
+    into = _FUSIBLE | _REDUCTIONS if on_gpu else _FUSIBLE
+    returned = {kinds.owner(t).name for t in results}
+    found: dict[str, tuple[tf.Tensor, ...]] = {}
+    depth: dict[str, int] = {}
+    for op in operations:
+        made_of = {s.name: s for t in op.inputs for s in found.get(t.name, (t,))}
+        sources = tuple(t for name, t in made_of.items() if bytes_of.get(name, 0))
+        read = sum(bytes_of[t.name] for t in sources)
+        deep = 1 + max((depth.get(t.name, 0) for t in op.inputs), default=0)
+        for i, tensor in enumerate(op.outputs):
+            shown = kinds.shown_input(op, i)
+            readers = [reader for reader in _readers(tensor) if reader in ours]
+            times = len(readers)
+            if shown is not None:
+                fused = op.inputs[shown].name in found
+            else:
+                fused = (
+                    op.type in _FUSIBLE
+                    and deep < _DEEPEST
+                    and tensor.name not in returned
+                    and all(reader.type in into for reader in readers)
+                    and (on_gpu or times < 2 or op.type not in _ONCE_ON_CPU)
+                    and (times - 1) * read < (times + 1) * bytes_of.get(tensor.name, 0)
+                )
+            if fused:
+                found[tensor.name] = sources
+                depth[tensor.name] = deep
+    return found
+
+
+def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """The ops that read a tensor or a view of it."""
+    for reader in tensor.consumers():
+        shown = [*kinds.showing(reader, tensor)]
+        if not shown:
+            yield reader
+        for output in shown:
+            yield from _readers(output)

@@ -1,0 +1,172 @@
+"""Which ops become one before they run, though control edges lead between them.
+
+oneDNN's layout pass (the rules `minfo_` in TensorFlow's `mkl_layout_pass.cc`) makes one op
+
+- of a `Pad` and the `Conv2D` without padding that alone reads it, or of the `Pad` and what Grappler
+  has made of that convolution with a bias, a sum and an activation (`_FusedConv2D`);
+- of a `Conv2D` and the `BiasAdd` that alone reads it;
+- of a `Conv2DBackpropFilter` and a `BiasAddGrad` of the same gradient.
+
+It asks that both parts have the same control inputs, and not who waits for them. The one op waits
+for all that a part waited for, so what waits for the first part must not lead to what another part
+reads: that would close a cycle, and the step would not run.
+
+Grappler's remapper (`remapper.cc`) merges much more: matrix products, convolutions and batch norms
+with biases, sums and activations, products with a maximum or a sigmoid, normalisations. But what
+has control edges it leaves alone (`HasControlFaninOrFanout`, `SubGraphMatcher`), so none of these
+can close a cycle. tests/runtimes/test_merges.py asks TensorFlow again for all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import networkx as nx
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kinds, order
+
+# What Grappler merges into a convolution, as far as it is read by one op.
+_FUSED = frozenset(
+    """BiasAdd Add AddV2 AddN FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Relu Relu6 Elu
+    LeakyRelu Tanh Sigmoid""".split()
+)
+_CHANGE_RANK = frozenset({"ExpandDims", "Squeeze"})
+_TYPES = frozenset({tf.float32, tf.bfloat16})
+
+
+class Parts:
+    """The ops of a schedule that may become one with later ones, and from where on others may wait.
+
+    For a `BiasAddGrad` nothing waits before the last reader of its gradient has run; for another
+    part, before all is there that the later parts read.
+
+    Args:
+        ops: the entries of a schedule.
+    """
+
+    def __init__(self, ops: Sequence[tf.Operation]) -> None:
+        place = {op: i for i, op in enumerate(ops)}
+        last_reader: dict[int, int] = {}
+        for i, op in enumerate(ops):
+            if op.type != "BiasAddGrad":
+                last_reader.update((id(tensor), i) for tensor in op.inputs)
+        self._last: dict[tf.Operation, int] = {}
+        for i, op in enumerate(ops):
+            if op.type == "BiasAddGrad":
+                self._last[op] = max(i, last_reader.get(id(op.inputs[0]), i))
+            elif later := _merged_with(op):
+                self._last[op] = max(_made_at(t.op, place) for t in _read_beside(op, later))
+        self._left = [op for op in self._last if op.type == "BiasAddGrad"]
+
+    def may_be_waited_for(self, op: tf.Operation, entry: int) -> bool:
+        """Whether what comes from `entry` on may wait for `op`."""
+        return self._last.get(op, -1) < entry
+
+    def ending(self, ops: Sequence[tf.Operation], entry: int) -> list[tf.Operation]:
+        """Those of `ops` that what comes from `entry` on may wait for; the others are due later."""
+        self._left += [op for op in ops if not self.may_be_waited_for(op, entry)]
+        return [op for op in ops if self.may_be_waited_for(op, entry)]
+
+    def due(self, entry: int) -> list[tf.Operation]:
+        """Those put off that what comes from `entry` on waits for, each once."""
+        found = [op for op in self._left if self.may_be_waited_for(op, entry)]
+        self._left = [op for op in self._left if not self.may_be_waited_for(op, entry)]
+        return found
+
+
+def merged(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
+    """The ops that oneDNN makes one of with others, each with one that stands for them all."""
+    together = nx.Graph()
+    waited_for = {before for op in graph.get_operations() for before in op.control_inputs}
+    for op in graph.get_operations():
+        later = _merged_with(op)
+        if later and set(op.control_inputs) == set(later[0].control_inputs):
+            nx.add_path(together, [op, *_views_between(op, later[0]), later[0]])
+            for before, after in itertools.pairwise(later):
+                if any(o in waited_for or o.control_inputs for o in (before, after)):
+                    break
+                nx.add_path(together, [before, *_views_between(before, after), after])
+        if op.type == "BiasAddGrad" and op.inputs[0].dtype in _TYPES:
+            for reader in op.inputs[0].consumers():
+                if _is_filter_gradient(reader, op.inputs[0]) and (
+                    set(reader.control_inputs) == set(op.control_inputs)
+                ):
+                    together.add_edge(op, reader)
+                    break
+    groups = nx.connected_components(together)
+    return {op: one for group in groups for one in [next(iter(group))] for op in group}
+
+
+def _is_filter_gradient(op: tf.Operation, gradient: tf.Tensor) -> bool:
+    return (
+        op.type == "Conv2DBackpropFilter"
+        and op.inputs[2] is gradient
+        and op.get_attr("padding") != b"EXPLICIT"
+    )
+
+
+def _merged_with(op: tf.Operation) -> list[tf.Operation]:
+    """The later ops that a `Pad` or `Conv2D` may become one with, in the order that they run."""
+    if op.type not in ("Pad", "Conv2D") or op.outputs[0].dtype not in _TYPES:
+        return []
+    reader = _only_reader(op)
+    if reader is None:
+        return []
+    if op.type == "Conv2D":
+        return [reader] if reader.type == "BiasAdd" else []
+    if reader.type != "Conv2D" or reader.get_attr("padding") != b"VALID":
+        return []
+    if any(view.type in _CHANGE_RANK for view in _views_between(op, reader)):  # those stay
+        return []
+    found = [reader]
+    while (reader := _only_reader(reader)) is not None and reader.type in _FUSED:
+        found.append(reader)
+    return found
+
+
+def _only_reader(op: tf.Operation) -> tf.Operation | None:
+    """What alone reads the first output of `op`, or a view of it, for more than its shape."""
+    readers = set(_readers(op.outputs[0]))
+    return readers.pop() if len(readers) == 1 else None
+
+
+def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    for reader in tensor.consumers():
+        shown = [*kinds.showing(reader, tensor)]
+        for output in shown:
+            yield from _readers(output)
+        if not shown and reader.type not in kinds.SHAPE_ONLY:
+            yield reader
+
+
+def _views_between(op: tf.Operation, reader: tf.Operation) -> list[tf.Operation]:
+    """The views of what `op` makes through which `reader` reads it."""
+    views: list[tf.Operation] = []
+    for tensor in reader.inputs:
+        while kinds.owner(tensor).op is op and tensor.op is not op:
+            views.append(tensor.op)
+            tensor = tensor.op.inputs[kinds.shown_input(tensor.op, tensor.value_index) or 0]
+    return views
+
+
+def _read_beside(op: tf.Operation, later: Sequence[tf.Operation]) -> Iterator[tf.Tensor]:
+    """What the later parts read beside what the parts before them make."""
+    inside = {op, *later}
+    for part in later:
+        yield from (t for t in part.inputs if kinds.owner(t).op not in inside)
+
+
+def _made_at(op: tf.Operation, place: dict[tf.Operation, int]) -> int:
+    """The last entry that `op` is, or waits for through ops that are no entries; else -1."""
+    found, waiting, seen = -1, [op], {op}
+    while waiting:
+        op = waiting.pop()
+        if op in place:
+            found = max(found, place[op])
+        elif op.type not in order.BACK_EDGES:
+            before = order.waits_for(op) - seen
+            seen |= before
+            waiting.extend(before)
+    return found

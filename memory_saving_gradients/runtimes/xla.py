@@ -1,0 +1,114 @@
+"""XLA: what its programs take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import networkx as nx
+import tensorflow as tf
+
+from memory_saving_gradients.runtimes import fusion
+from memory_saving_gradients.runtimes.execution_order import Event
+from memory_saving_gradients.runtimes.runtime import Runtime, ShapeOf
+
+#: Gradients of convolutions. XLA transposes their operands before it multiplies.
+TRANSPOSES = frozenset(
+    """Conv2DBackpropInput Conv3DBackpropInputV2 Conv2DBackpropFilter Conv3DBackpropFilterV2
+    DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter""".split()
+)
+
+
+class Xla(Runtime):
+    """XLA, which compiles a graph as a whole."""
+
+    obeys_control_edges = False
+    runs_in_sessions = False
+    keeps_running_sums = False
+    results_apart = True
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is XLA:GPU: for a described GPU, or on a machine that has one."""
+        return self.device["type"] == "GPU" or bool(tf.config.list_physical_devices("GPU"))
+
+    def unbuffered(
+        self,
+        operations: Sequence[tf.Operation],
+        results: Collection[tf.Tensor],
+        bytes_of: Mapping[str, int],
+    ) -> dict[str, tuple[tf.Tensor, ...]]:
+        return fusion.unbuffered(operations, results, bytes_of, self.on_gpu)
+
+    def order(
+        self,
+        graph: nx.DiGraph,
+        operations: Sequence[tf.Operation],
+        seconds: Mapping[str, float],
+        early_last: bool,
+        threads: int,
+    ) -> list[Event] | None:
+        return None  # XLA looks for the order with the least memory itself
+
+    def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
+        return gpu_workspace(op, shape) if self.on_gpu else cpu_workspace(op, shape)
+
+    def may_copy(self, op: tf.Operation) -> bool:
+        return not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs))
+
+
+#: Where convolutions and their gradients have the filter: among the inputs, or as what they make.
+_FILTERS = {"Conv2D": 1, "Conv3D": 1, "Conv2DBackpropInput": 1, "Conv3DBackpropInputV2": 1} | {
+    "Conv2DBackpropFilter": None,
+    "Conv3DBackpropFilterV2": None,
+}
+
+
+def gpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes of scratch space that XLA's program for a GPU takes for `op`.
+
+    cuDNN has filters with the channels of the output first, so they are transposed. Scratch space
+    of kernels that are tuned is not known.
+
+    Args:
+        op: the op.
+        shape: gives the shape of a tensor.
+
+    Returns:
+        Bytes; 0 for ops that are neither convolutions nor gradients of convolutions.
+    """
+    if op.type not in _FILTERS:
+        return 0
+    place = _FILTERS[op.type]
+    filters = op.outputs[0] if place is None else op.inputs[place]
+    return filters.dtype.size * math.prod(size or 0 for size in shape(filters))
+
+
+def cpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes of scratch space that XLA's program for a CPU takes for `op`.
+
+    It transposes the operands of a convolution's gradient. The gradient of a depthwise filter it
+    takes from that of a dense one, of which it keeps the diagonal, and both are there at once. A
+    convolution in groups is made in another layout first.
+
+    Args:
+        op: the op.
+        shape: gives the shape of a tensor.
+
+    Returns:
+        Bytes; 0 for ops that are neither gradients of convolutions nor convolutions in groups.
+    """
+    if op.type == "Conv2D" and shape(op.inputs[0])[-1] != shape(op.inputs[1])[-2]:
+        return op.outputs[0].dtype.size * math.prod(shape(op.outputs[0]))
+    if op.type not in TRANSPOSES:
+        return 0
+    size = op.outputs[0].dtype.size
+    if op.type == "DepthwiseConv2dNativeBackpropFilter":
+        height, width, channels, multiplier = shape(op.outputs[0])
+        return 2 * height * width * channels * channels * multiplier * size
+    if op.type == "Conv2DBackpropFilter":
+        height, width, channels_of_group, made = shape(op.outputs[0])
+        channels = shape(op.inputs[0])[-1]
+        if channels_of_group == 1 < channels:
+            return 2 * height * width * channels * made * size
+    return size * sum(math.prod(shape(t)) for t in op.inputs if t.dtype == op.outputs[0].dtype)

@@ -1,0 +1,173 @@
+"""`max_batch`: its answers hold in runs, and are the largest that do."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients import max_batch, measure, patch
+from memory_saving_gradients.doors.traced_step import traced_step
+
+WIDTH, LAYERS = 256, 16
+MEMORY = 64_000_000
+
+
+def make_function():
+    weights = [tf.Variable(tf.eye(WIDTH)) for _ in range(LAYERS)]
+
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH))])
+    def step(x):
+        h = x
+        with tf.GradientTape() as tape:
+            for w in weights:
+                h = tf.tanh(h @ w)
+            loss = tf.reduce_mean(h**2)
+        return tape.gradient(loss, weights)
+
+    return step
+
+
+def make_run(batch, strategy):
+    """A run of the step with one batch, for a fresh process."""
+    step, x = make_function(), tf.ones((batch, WIDTH))
+    with patch(strategy, batch_size=batch) if strategy else contextlib.nullcontext():
+        step(x)
+    return lambda: step(x)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return max_batch(make_function(), MEMORY)
+
+
+def test_the_ways_are_in_order(found):
+    sizes = {name: way.batch_size for name, way in found.ways.items()}
+    assert 0 < sizes["plain"] <= sizes["speed"] < sizes["memory"] <= sizes["33% extra cost"]
+    assert sizes["plain"] <= sizes["10% extra cost"] <= sizes["20% extra cost"]
+    for name, way in found.ways.items():
+        assert way.bytes <= MEMORY
+        if "%" in name:
+            assert way.overhead <= float(name.partition("%")[0]) / 100
+    assert found.variables_bytes == LAYERS * WIDTH * WIDTH * 4
+    seconds = found.ways["plain"].seconds_per_example
+    for way in found.ways.values():
+        assert way.seconds_per_example == pytest.approx((1 + way.overhead) * seconds, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["plain", "speed", "memory"])
+def test_it_fits_in_a_run_and_little_more_does(found, name):
+    way = found.ways[name]
+    fixed = found.variables_bytes + way.batch_size * WIDTH * 4
+    run = measure.function_peak(make_run, way.batch_size, None if name == "plain" else name)
+    assert fixed + run <= 1.05 * MEMORY
+    assert fixed + run >= 0.9 * MEMORY
+
+
+def test_an_answer_was_planned_at_that_size(found):
+    way = found.ways["memory"]
+    (plan,) = traced_step(make_function()).plans(way.batch_size)
+    fixed = found.variables_bytes + way.batch_size * WIDTH * 4
+    assert way.bytes == plan.peak_bytes + fixed
+    assert way.overhead == pytest.approx(plan.overhead)
+
+
+def test_it_prints_as_a_table(found):
+    lines = str(found).splitlines()
+    assert "0.06 GB" in lines[0]
+    for name, way in found.ways.items():
+        (line,) = (line for line in lines if line.strip().startswith(name))
+        assert f"{way.batch_size:,}" in line
+    assert str(found) in found._repr_html_()
+
+
+def dense(compiled, inputs=True):
+    layers = [keras.Input((64,))] if inputs else []
+    layers += [keras.layers.Dense(64, "tanh") for _ in range(8)]
+    model = keras.Sequential([*layers, keras.layers.Dense(10)])
+    if compiled:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+    return model
+
+
+def test_a_compiled_model_brings_its_optimizer():
+    plain, compiled = (max_batch(dense(how), "32MB") for how in (False, True))
+    weights = dense(False).count_params() * 4
+    assert plain.variables_bytes == weights
+    assert compiled.variables_bytes > 3 * weights  # of Adam two more for each
+    assert compiled.ways["plain"].batch_size < plain.ways["plain"].batch_size
+
+
+def test_several_outputs_with_losses_of_their_own():
+    x = keras.Input((32,))
+    h = keras.layers.Dense(32, "tanh")(keras.layers.Dense(32, "tanh")(x))
+    heads = {"kind": keras.layers.Dense(5)(h), "size": keras.layers.Dense(1)(h)}
+    model = keras.Model(x, heads)
+    model.compile("sgd", {"kind": "sparse_categorical_crossentropy", "size": "mse"})
+    assert max_batch(model, "8MB").ways["memory"].batch_size > 0
+
+
+def test_an_example_tells_what_the_step_does_not():
+    model = dense(True, inputs=False)
+    with pytest.raises(ValueError, match="does not tell its inputs: give example="):
+        max_batch(model, "8MB")
+    example = np.zeros((2, 64), np.float32), np.zeros((2,), np.int32)
+    assert max_batch(model, "8MB", example).ways["plain"].batch_size > 0
+    step = make_function()
+    unsigned = tf.function(step.python_function)
+    with pytest.raises(ValueError, match="no input_signature"):
+        max_batch(unsigned, MEMORY)
+    found = max_batch(unsigned, MEMORY, tf.zeros((3, WIDTH)))
+    assert found.ways == max_batch(step, MEMORY).ways
+
+
+def test_nothing_of_a_model_changes():
+    model = dense(True)
+    before = model.get_weights()
+    max_batch(model, "8MB")
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    x, y = np.zeros((8, 64), np.float32), np.zeros((8,), np.int32)
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"][0])
+
+
+def fixed_batch():
+    w = tf.Variable(tf.eye(8))
+
+    @tf.function(input_signature=[tf.TensorSpec((4, 8))])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ w)))
+        return tape.gradient(loss, w)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "memory", "error", "said"),
+    [
+        (make_function, 0.5, ValueError, "got the share 0.5"),
+        (make_function, "4 apples", ValueError, "4 apples"),
+        (make_function, None, TypeError, "None"),
+        (make_function, "2MB", ValueError, "does not hold the variables alone: they take 4.2 MB"),
+        (fixed_batch, "2MB", ValueError, "leave their first dimension None"),
+        (lambda: len, "2MB", TypeError, "a Keras model or a tf.function"),
+        (
+            lambda: tf.function(lambda x: x, input_signature=[tf.TensorSpec((None, 2))]),
+            "2MB",
+            ValueError,
+            "computes no gradients",
+        ),
+    ],
+)
+def test_wrong_calls_say_what_to_do(step, memory, error, said):
+    with pytest.raises(error, match=said):
+        max_batch(step(), memory)
+
+
+def test_not_even_one():
+    found = max_batch(make_function(), 4_200_000)
+    assert found.ways["plain"].batch_size == 0
+    assert "not even 1" in str(found)
