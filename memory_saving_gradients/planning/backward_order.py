@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from memory_saving_gradients.planning.liveness import alive
 from memory_saving_gradients.planning.problem import Problem
 
 # So many orders are judged, at most, to find the ops that had better not come last.
@@ -234,11 +235,9 @@ def _held(problem: Problem, order: Sequence[int]) -> int:
     np.maximum.at(ends, tensors, entries)
     used = np.flatnonzero(ends >= 0)
     ends = np.where(problem.is_result, count - 1, ends)
-    live = np.zeros(count + 1, dtype=np.int64)
-    np.add.at(live, begins[used], problem.sizes[used])
-    np.subtract.at(live, ends[used] + 1, problem.sizes[used])
+    live = alive(begins[used], ends[used], problem.sizes[used], count)
     lent = np.zeros(count, dtype=np.int64)
     read = problem.reads.tensor[read_edge]
     over = problem.reads.fits[read_edge] & (ends[read] == read_at) & ~problem.is_result[read]
     np.maximum.at(lent, read_at[over], problem.sizes[read[over]])
-    return int((live[:count].cumsum() + problem.workspaces[runs] - lent).max(initial=0))
+    return int((live + problem.workspaces[runs] - lent).max(initial=0))

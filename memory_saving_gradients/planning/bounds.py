@@ -24,6 +24,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from memory_saving_gradients.planning.liveness import alive
 from memory_saving_gradients.planning.problem import Problem
 
 # So many backward ops, those with the longest way to the end, are looked at for the moment that
@@ -270,13 +271,13 @@ def _program(problem: Problem, moments: Sequence[int]) -> Program:
         if index in ran:
             ran.update(problem.made_by[t] for t in problem.ops[index].inputs)
     before = {index for index in ran if 0 <= index < forward}
-    alive = _gradients_alive(problem)
+    gradients = _gradients_alive(problem)
     ends = [*moments[1:], len(problem.ops)]
     found = []
     for op, end in zip(moments, ends, strict=True):
         read = {t for index in range(op, end) for t in problem.ops[index].inputs}
         wanted = frozenset(t for t in read if problem.made_by[t] in before)
-        found.append(Moment(op, wanted, _beside(problem, op, int(alive[op]))))
+        found.append(Moment(op, wanted, _beside(problem, op, int(gradients[op]))))
     return Program(problem, before, found)
 
 
@@ -286,11 +287,8 @@ def _gradients_alive(problem: Problem) -> np.ndarray:
     forward, count = problem.forward_count, len(problem.ops)
     makers, last_read = problem.makers, _last_reads(problem)
     last = np.where(problem.is_result, count - 1, last_read)
-    alive = (makers >= forward) & (last > makers)
-    change = np.zeros(count + 2, dtype=np.int64)
-    np.add.at(change, makers[alive] + 1, problem.sizes[alive])
-    np.subtract.at(change, last[alive] + 1, problem.sizes[alive])
-    return change.cumsum()[:count]
+    mine = (makers >= forward) & (last > makers)
+    return alive(makers[mine] + 1, last[mine], problem.sizes[mine], count)
 
 
 def _last_reads(problem: Problem) -> np.ndarray:
@@ -322,11 +320,11 @@ def _rough_bounds(problem: Problem, budget: int) -> dict[int, float]:
     price = np.where(problem.may_repeat[maker], problem.costs[maker], np.inf)
     order = np.argsort(price / np.maximum(size, 1), kind="stable")
     mine, size, price = mine[order], size[order], price[order]
-    last_read, alive = _last_reads(problem)[mine], _gradients_alive(problem)
+    last_read, gradients = _last_reads(problem)[mine], _gradients_alive(problem)
     found: dict[int, float] = {}
     for index in range(forward, len(problem.ops)):
         later = last_read >= index
-        excess = int(size[later].sum()) + _beside(problem, index, int(alive[index])) - budget
+        excess = int(size[later].sum()) + _beside(problem, index, int(gradients[index])) - budget
         may_go = later & ~np.isin(mine, problem.ops[index].inputs)
         bytes_ = size[may_go]
         dropped = np.clip(excess - (bytes_.cumsum() - bytes_), 0, bytes_)

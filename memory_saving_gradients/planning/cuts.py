@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from memory_saving_gradients.planning.liveness import alive
 from memory_saving_gradients.planning.problem import Problem
 from memory_saving_gradients.planning.simulate import simulate
 
@@ -122,11 +123,8 @@ def _candidates(
 ) -> np.ndarray:
     """Positions to try as cuts: of each stretch of the forward order, where fewest bytes cross."""
     count = problem.forward_count
-    crossing = np.zeros(count + 1, dtype=np.int64)
     crosses = (made >= 0) & (last_read > made)
-    np.add.at(crossing, made[crosses] + 1, size[crosses])
-    np.add.at(crossing, last_read[crosses] + 1, -size[crosses])
-    crossing = crossing.cumsum()
+    crossing = alive(made[crosses] + 1, last_read[crosses], size[crosses], count + 1)
     edges = np.linspace(1, count, min(count, most) + 1).astype(np.int64)[:-1]
     stretches = np.split(np.arange(1, count), edges[1:] - 1) if count > 1 else []
     best = [int(s[crossing[s].argmin()]) for s in stretches if len(s)]

@@ -141,20 +141,14 @@ class Runs(NamedTuple):
         events[events_at[lasting] + found[lasting]] = 2 * (count * (count + 1) + count) + 1
         found[lasting] += 1
 
-        length = len(keys)
-        change = np.zeros(length + 2, dtype=np.int64)
-        np.add.at(change, simulation.made, problem.sizes[simulation.tensor])
-        np.subtract.at(change, simulation.last + 1, problem.sizes[simulation.tensor])
-        live = change[:length].cumsum()
-
         def roomy(array: np.ndarray) -> np.ndarray:
-            return np.concatenate([array, np.zeros(_ROOM * length + 1000, dtype=np.int64)])
+            return np.concatenate([array, np.zeros(_ROOM * len(keys) + 1000, dtype=np.int64)])
 
         return cls(
-            np.array([length]),
+            np.array([len(keys)]),
             roomy(keys),
-            roomy(live),
-            roomy(simulation.timeline - live),
+            roomy(simulation.live),
+            roomy(simulation.timeline - simulation.live),
             np.bincount(ops_of(keys, count), minlength=count),
             events,
             events_at,

@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 
+from memory_saving_gradients.planning.liveness import alive
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 
 
@@ -19,6 +20,7 @@ class Simulation:
 
     Attributes:
         timeline: bytes alive while each entry of the schedule runs.
+        live: those of tensors alone: no scratch space, nothing that an input lends to an output.
         cost: seconds of all runs together.
         tensor: which tensor each copy is of, in ascending order.
         made: the entry of the schedule that makes the copy.
@@ -28,6 +30,7 @@ class Simulation:
     """
 
     timeline: np.ndarray
+    live: np.ndarray
     cost: float
     tensor: np.ndarray
     made: np.ndarray
@@ -103,12 +106,10 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     np.maximum.at(reused, last[lent], np.where(fits, size[tensor[lent]], 0))
 
     last = np.where(final, len(runs), last)
-    live = np.zeros(len(runs) + 2, dtype=np.int64)
-    np.add.at(live, made, size[tensor])
-    np.subtract.at(live, last + 1, size[tensor])
-    timeline = live[: len(runs)].cumsum() + problem.workspaces[runs] - reused
+    live = alive(made, last, size[tensor], len(runs))
+    timeline = live + problem.workspaces[runs] - reused
     cost = float(problem.costs[runs].sum())
-    return Simulation(timeline, cost, tensor, made, last, entries, begins)
+    return Simulation(timeline, live, cost, tensor, made, last, entries, begins)
 
 
 def plain_peak(problem: Problem) -> int:
@@ -124,29 +125,31 @@ def plain_timeline(problem: Problem) -> np.ndarray:
     """
     if not problem.as_executed:
         return simulate(problem, baseline(problem)).timeline
-    reads = [[t for t in op.inputs if t in problem.made_here] for op in problem.ops]
-    left = [0] * len(problem.tensors)  # readers that have not ended
-    for tensors in reads:
-        for tensor in tensors:
-            left[tensor] += 1
-    size = problem.sizes.tolist()
-    owed = [0] * len(problem.ops)  # what an op gives back at its end
-    held, timeline = 0, []
-    for event in problem.as_executed:
-        index = event if event >= 0 else ~event
-        op = problem.ops[index]
-        if event >= 0:
-            dying = [t for t in reads[index] if left[t] == 1 and t not in problem.results]
-            made = [size[t] for t in op.outputs]
-            lent = [size[t] for t in dying if op.in_place and size[t] in made]
-            unread = sum(size[t] for t in op.outputs if not left[t] and t not in problem.results)
-            owed[index] = op.workspace + unread - max(lent, default=0)
-            held += sum(made) + op.workspace - max(lent, default=0)
-            timeline.append(held)
-        else:
-            for tensor in reads[index]:
-                left[tensor] -= 1
-                if not left[tensor] and tensor not in problem.results:
-                    held -= size[tensor]
-            held -= owed[index]
-    return np.array(timeline, dtype=np.int64)
+    events = np.array(problem.as_executed, dtype=np.int64)
+    begins, ends = np.flatnonzero(events >= 0), np.flatnonzero(events < 0)
+    ops = np.arange(len(problem.ops))
+    begin, end = np.empty_like(ops), np.empty_like(ops)
+    begin[events[begins]], end[~events[ends]] = begins, ends
+    maker, made = problem.makes.of(ops)
+    reader, read = problem.reads.of(ops)
+    made, tensor, fits = problem.makes.tensor[made], problem.reads.tensor[read], problem.reads.fits
+    # The readers of each tensor, as they end; the last may write over it if all others have ended.
+    order = np.lexsort((end[reader], tensor))
+    tensor, reader, fits = tensor[order], reader[order], fits[read][order]
+    is_last = np.append(tensor[1:] != tensor[:-1], True)[: len(tensor)]
+    before = np.where(np.diff(tensor, prepend=-1) == 0, np.roll(end[reader], 1), -1)
+    fits &= is_last & (before < begin[reader]) & ~problem.is_result[tensor]
+    lent = np.zeros_like(ops)
+    np.maximum.at(lent, reader[fits], problem.sizes[tensor[fits]])
+
+    last = np.zeros(len(problem.tensors), dtype=np.int64)
+    last[made] = end[maker]
+    last[tensor[is_last]] = end[reader[is_last]]
+    last[problem.is_result] = len(events)
+    live = alive(
+        np.concatenate([begin[maker], begin]),
+        np.concatenate([last[made], end]),
+        np.concatenate([problem.sizes[made], problem.workspaces - lent]),
+        len(events),
+    )
+    return live[begins]

@@ -10,6 +10,7 @@ import networkx as nx
 import numpy as np
 
 from memory_saving_gradients.planning.labels import Labels
+from memory_saving_gradients.planning.liveness import alive
 from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.planning.problem import Schedule, baseline, copied
 from memory_saving_gradients.planning.simulate import simulate
@@ -226,12 +227,10 @@ def _kind_of_gradient(labels: Labels, tensor: int) -> str:
 def most_of_weights(plan: PlanData) -> int:
     """The most bytes of gradients of weights that are alive at once."""
     simulation = simulate(plan.problem, plan.schedule)
-    live = np.zeros(len(simulation.timeline) + 2, dtype=np.int64)
     ours = np.isin(simulation.tensor, [*plan.labels.of_weights])
     sizes = plan.problem.sizes[simulation.tensor[ours]]
-    np.add.at(live, simulation.made[ours], sizes)
-    np.subtract.at(live, simulation.last[ours] + 1, sizes)
-    return int(live.cumsum().max(initial=0))
+    live = alive(simulation.made[ours], simulation.last[ours], sizes, len(plan.schedule))
+    return int(live.max(initial=0))
 
 
 def layer(plan: PlanData, op: int) -> str:
