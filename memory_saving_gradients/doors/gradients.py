@@ -73,8 +73,8 @@ def gradients(
             given there are kept.
         max_overhead: the extra cost to stay within, a float above 0 as a share of the plain step's
             estimated cost: the lowest peak for it is planned. It takes the place of a budget.
-        max_recompute: with one of the two, how often an op may be recomputed at most; 1 means that
-            it runs at most twice. None sets no bound.
+        max_recompute: how often an op may be recomputed at most by a strategy, a budget or an
+            overhead; 1 means that it runs at most twice. None sets no bound.
         plan: a plan of the same graph to apply again, or the path where `Plan.save` put it; then
             nothing is planned.
         device: what to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local" for

@@ -13,8 +13,8 @@ from rich.table import Table
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.traced_step import Step, traced_step
 from memory_saving_gradients.options.budgets import parse_budget
-from memory_saving_gradients.planning.frontier import cheaper_than
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.search import lowest
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.report.summary import rendered
@@ -126,7 +126,7 @@ _WAYS: dict[str, Callable[[Problem], Schedule]] = {
     "memory": STRATEGIES["memory"],
 }
 _WAYS |= {
-    f"{most:.0%} extra cost": functools.partial(cheaper_than, max_overhead=most)
+    f"{most:.0%} extra cost": functools.partial(lowest, max_overhead=most)
     for most in (0.1, 0.2, 0.33)
 }
 

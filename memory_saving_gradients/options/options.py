@@ -20,6 +20,7 @@ from memory_saving_gradients.options.checkpoints_argument import (
     resolve,
 )
 from memory_saving_gradients.planning.search import UNBOUNDED
+from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.plans.plan import Plan
 
 BatchSize: TypeAlias = int | Mapping[str, Sequence[int]] | None
@@ -48,7 +49,7 @@ class Request:
         kept: the tensors to keep; None for a strategy that chooses by itself.
         budget: bytes (int), a share of the baseline peak (float), or None for no budget.
         max_overhead: the extra cost allowed, as a share of the plain step's; None for any.
-        most_runs: how often an op may run, with a budget or an overhead.
+        most_runs: how often an op may run.
         plan: the plan to apply; of the rest nothing counts then.
         device: the device to estimate costs for.
         cost_model: "analytical" or "measured".
@@ -131,9 +132,10 @@ class Options:
                 )
         elif self.max_overhead is not None:
             _check_overhead(self.max_overhead)
-        elif self.max_recompute is not None:
+        elif self.max_recompute is not None and not any(map(self._says, STRATEGIES)):
             raise ValueError(
-                "max_recompute bounds what a memory_budget or max_overhead may do: give both"
+                "max_recompute bounds what a strategy, a memory_budget or a max_overhead may do: "
+                f"give one of these, not checkpoints={self.checkpoints!r} alone"
             )
         _most_runs(self.max_recompute)
         _sizes(self.batch_size)

@@ -12,9 +12,8 @@ from memory_saving_gradients.graph.tf_private import Refusal
 from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.why import unreachable
 from memory_saving_gradients.planning import runs
-from memory_saving_gradients.planning.frontier import cheaper_than
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
-from memory_saving_gradients.planning.search import UNBOUNDED, pinning, within
+from memory_saving_gradients.planning.search import UNBOUNDED, lowest, pinning, within
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 from memory_saving_gradients.plans.plan import Plan
@@ -130,8 +129,8 @@ def _answer(question: _Question) -> Schedule:
         )
         if question.budget is not None:
             return within(allowed, question.budget, question.most_runs)
-        return cheaper_than(allowed, question.max_overhead or 0.0, question.most_runs)
-    return STRATEGIES[question.strategy](problem)
+        return lowest(allowed, question.most_runs, question.max_overhead or 0.0)
+    return STRATEGIES[question.strategy](problem, question.most_runs)
 
 
 @functools.cache

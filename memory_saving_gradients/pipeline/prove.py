@@ -142,7 +142,6 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     if isinstance(request.budget, float):
         budget = int(request.budget * _temporary_bytes(reading, request))
     target = compiler.target(request.device)
-    most_runs = 2 if request.strategy == "memory" else request.most_runs  # as it promises
     tried: list[Plan] = []
 
     def compiled(plan: Plan) -> Plan:
@@ -161,9 +160,7 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
         if allowed is None:
             break
         try:
-            plan = decide(
-                reading, dataclasses.replace(request, budget=allowed, most_runs=most_runs)
-            )
+            plan = decide(reading, dataclasses.replace(request, budget=allowed))
         except BudgetError:
             break
     lowest = min(tried, key=_compiled_peak)

@@ -36,9 +36,9 @@ class Nested:
 
     def __init__(self, problem: Problem, budget: int) -> None:
         self._problem = problem
+        self._unit = unit = max(1, budget) / _STEPS
         segments = Segments(problem, MOST_CUTS)
         self._cuts = segments.cuts
-        unit = max(1, budget) / _STEPS
 
         def steps(bytes_: np.ndarray) -> np.ndarray:
             return np.rint(np.minimum(bytes_, 2 * budget) / unit).astype(np.int64)
@@ -78,11 +78,19 @@ class Nested:
             for q in range(len(self._cuts) + 1)
         ]
 
-    def schedule(self, share: float) -> list[int] | None:
-        """The schedule for a share of the budget; None if there is none."""
-        end, room = len(self._cuts), int(share * _STEPS)
-        if not np.isfinite(self._cost[0, end, room]):
-            return None
+    def within(self, budget: float) -> list[list[int]]:
+        """The cheapest schedule for a budget in bytes, if there is one."""
+        room = min(_STEPS, int(budget / self._unit))
+        return [self._schedule(room)] if np.isfinite(self._cost[0, -1, room]) else []
+
+    def lowest(self, most: float) -> list[list[int]]:
+        """The schedule for the smallest budget that costs at most so many seconds more, if any."""
+        rooms = np.flatnonzero(self._cost[0, -1] <= most)
+        return [self._schedule(int(rooms[0]))] if len(rooms) else []
+
+    def _schedule(self, room: int) -> list[int]:
+        """The schedule for a budget of so many steps."""
+        end = len(self._cuts)
         forward = self._problem.forward_count
         again: dict[int, set[int]] = {}
 

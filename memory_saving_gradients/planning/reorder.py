@@ -7,19 +7,17 @@ often, does not change.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.runs import compiled
+from memory_saving_gradients.planning.runs import Step, compiled
 from memory_saving_gradients.planning.simulate import simulate
 
 # What lies above this share of the peak is to become less.
 _AIM = 0.8
 
 # So many moves, but fewer where a schedule has more runs than so many.
-_MOVES = 20_000
+_MOVES = 8_000
 _MANY_RUNS = 1_000
 
 # So many ops are moved at once, at most, and by so many places.
@@ -50,7 +48,7 @@ def reordered(problem: Problem, schedule: Schedule, seed: int = 0) -> Schedule:
     parts = np.split(runs, np.flatnonzero(is_last)[:-1] + 1)
     begins = np.cumsum([0, *map(len, parts)])
     forward = int(is_last[: np.argmax(runs >= problem.forward_count)].sum())
-    found = _search(_Facts.of(problem), runs, begins, forward, aim, moves, seed)
+    found = _search(Step.of(problem), runs, begins, forward, aim, moves, seed)
     return np.concatenate([parts[i] for i in found]).tolist()
 
 
@@ -65,50 +63,9 @@ def _is_last(problem: Problem, runs: np.ndarray) -> np.ndarray:
     return is_backward | (is_first & ~is_backward.cumsum().astype(bool))
 
 
-class _Facts(NamedTuple):
-    """A problem as arrays; one more op stands for the end, which reads all results.
-
-    Attributes:
-        ops: the number of ops.
-        reads_at, reads, fits: the tensors that ops read; whether an output may take their place.
-        makes_at, makes: the tensors that ops make; the end makes all.
-        waits_at, waits: the ops that ops wait for.
-        size: bytes by tensor.
-        workspace: bytes by op.
-    """
-
-    ops: int
-    reads_at: np.ndarray
-    reads: np.ndarray
-    fits: np.ndarray
-    makes_at: np.ndarray
-    makes: np.ndarray
-    waits_at: np.ndarray
-    waits: np.ndarray
-    size: np.ndarray
-    workspace: np.ndarray
-
-    @classmethod
-    def of(cls, problem: Problem) -> _Facts:
-        reads, makes, waits = problem.reads, problem.makes, problem.waits or ()
-        results = np.flatnonzero(problem.is_result)
-        return cls(
-            len(problem.ops),
-            np.append(reads.start, reads.start[-1] + len(results)),
-            np.concatenate([reads.tensor, results]),
-            np.append(reads.fits, np.zeros(len(results), dtype=bool)),
-            np.append(makes.start, makes.start[-1] + len(problem.tensors)),
-            np.concatenate([makes.tensor, np.arange(len(problem.tensors))]),
-            np.cumsum([0, *map(len, waits), 0]),
-            np.array([op for before in waits for op in before], dtype=np.int64),
-            problem.sizes,
-            np.append(problem.workspaces, 0),
-        )
-
-
 @compiled
 def _search(
-    facts: _Facts,
+    step: Step,
     runs: np.ndarray,
     begins: np.ndarray,
     forward: int,
@@ -123,8 +80,8 @@ def _search(
     np.random.seed(seed)
     count = len(begins) - 1
     order = np.arange(count)
-    best = order.copy()
-    now = least = _above(facts, runs, begins, order, aim)
+    best = np.arange(count)
+    now = least = _above(step, runs, begins, order, aim)
     for move in range(moves):
         block = 1 + np.random.randint(_BLOCK) if np.random.random() < 0.5 else 1
         far = 1 + int(np.random.random() ** 3 * _FARTHEST)
@@ -134,7 +91,7 @@ def _search(
         if end > count or at < forward < end:
             continue
         _swap(order, at, first, second)
-        then = _above(facts, runs, begins, order, aim)
+        then = _above(step, runs, begins, order, aim)
         heat = _HOT * (1 - move / moves) * now
         if then <= now or np.random.random() * heat < heat * np.exp((now - then) / (heat + 1e-9)):
             now = then
@@ -156,47 +113,53 @@ def _swap(order: np.ndarray, at: int, first: int, second: int) -> None:
 
 
 @compiled
-def _above(
-    facts: _Facts, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, aim: int
-) -> float:
+def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, aim: int) -> float:
     """The bytes alive above `aim`, added up over all runs; infinite if they cannot run so."""
-    count, tensors = len(runs), len(facts.size)
-    live, lent = np.zeros(count + 2, np.int64), np.zeros(count + 1, np.int64)
-    made, last = np.full(tensors, -1, np.int64), np.full(tensors, -1, np.int64)
-    lends = np.zeros(tensors, np.bool_)
-    ran = np.zeros(facts.ops + 1, np.bool_)
-    scratch = np.zeros(count + 1, np.int64)
+    count, tensors = len(runs), len(step.size)
+    live, beside = np.zeros(count + 2, np.int64), np.zeros(count + 1, np.int64)
+    lent, last = np.zeros(count + 1, np.int64), np.zeros(tensors, np.int64)
+    made, lends = np.zeros(tensors, np.int64), np.zeros(tensors, np.bool_)
+    ran = np.zeros(step.ops, np.bool_)
     at = 0
-    for part in range(len(order) + 1):
-        begin, end = 0, 1
-        if part < len(order):
-            begin, end = begins[order[part]], begins[order[part] + 1]
-        for run in range(begin, end):
-            op = runs[run] if part < len(order) else facts.ops
+    for part in range(len(order)):
+        for run in range(begins[order[part]], begins[order[part] + 1]):
+            op = runs[run]
+            at += 1  # so that 0 stands for never
             if not ran[op]:
-                for edge in range(facts.waits_at[op], facts.waits_at[op + 1]):
-                    if not ran[facts.waits[edge]]:
+                for edge in range(step.waits_at[op], step.waits_at[op + 1]):
+                    if not ran[step.waits[edge]]:
                         return np.inf
                 ran[op] = True
-            for edge in range(facts.reads_at[op], facts.reads_at[op + 1]):
-                tensor = facts.reads[edge]
-                if made[tensor] < 0:
+            for edge in range(step.reads_at[op], step.reads_at[op + 1]):
+                tensor = step.reads[edge]
+                if not made[tensor]:
                     return np.inf
                 last[tensor] = at
-                lends[tensor] = facts.fits[edge]
-            for edge in range(facts.makes_at[op], facts.makes_at[op + 1]):
-                tensor = facts.makes[edge]
-                if made[tensor] >= 0:
-                    live[made[tensor]] += facts.size[tensor]
-                    live[last[tensor] + 1] -= facts.size[tensor]
-                    if lends[tensor]:
-                        lent[last[tensor]] = max(lent[last[tensor]], facts.size[tensor])
+                lends[tensor] = step.fits[edge]
+            for edge in range(step.makes_at[op], step.makes_at[op + 1]):
+                tensor = step.makes[edge]
+                if made[tensor]:
+                    _live(live, lent, step.size[tensor], made[tensor], last[tensor], lends[tensor])
                 made[tensor] = last[tensor] = at
                 lends[tensor] = False
-            scratch[at] = facts.workspace[op]
-            at += 1
+            beside[at] = step.workspace[op]
+    for tensor in range(tensors):
+        if made[tensor]:
+            is_result = step.is_result[tensor]
+            end = count if is_result else last[tensor]
+            lending = lends[tensor] and not is_result
+            _live(live, lent, step.size[tensor], made[tensor], end, lending)
     total, alive = 0.0, 0
-    for at in range(count):
+    for at in range(1, count + 1):
         alive += live[at]
-        total += max(0, alive + scratch[at] - lent[at] - aim)
+        total += max(0, alive + beside[at] - lent[at] - aim)
     return total
+
+
+@compiled
+def _live(live: np.ndarray, lent: np.ndarray, size: int, made: int, last: int, lends: bool) -> None:
+    """Has a copy live from one run to another, whose output may take its place."""
+    live[made] += size
+    live[last + 1] -= size
+    if lends:
+        lent[last] = max(lent[last], size)

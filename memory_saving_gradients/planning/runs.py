@@ -34,14 +34,14 @@ _STEP = 6
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-# Numba sees when the file of a stored function changes. What it compiled into it is of this file.
-_CHANGED = Path(__file__).stat().st_mtime
+# Numba sees when the file of a stored function changes, not when one that is compiled into it does.
+_CHANGED = max(file.stat().st_mtime for file in Path(__file__).parent.glob("*.py"))
 
 
 def compiled(function: _Function) -> _Function:
     """`function`, compiled at its first call; once per machine where the result can be stored.
 
-    It may call others of its own file and of this one.
+    It may call others of this folder.
     """
     try:
         found = numba.njit(cache=True, error_model="numpy")(function)
@@ -65,6 +65,8 @@ class Step(NamedTuple):
         size: bytes by tensor.
         workspace, cost, may_repeat: by op.
         made_by: the op that makes each tensor, or -1.
+        is_result: by tensor, whether it lives to the end.
+        waits_at, waits: the ops that ops wait for; none where their order is fixed.
     """
 
     ops: int
@@ -79,10 +81,14 @@ class Step(NamedTuple):
     cost: np.ndarray
     may_repeat: np.ndarray
     made_by: np.ndarray
+    is_result: np.ndarray
+    waits_at: np.ndarray
+    waits: np.ndarray
 
     @classmethod
     def of(cls, problem: Problem) -> Step:
         reads, makes = problem.reads, problem.makes
+        waits = problem.waits or ((),) * len(problem.ops)
         return cls(
             len(problem.ops),
             problem.forward_count,
@@ -96,6 +102,9 @@ class Step(NamedTuple):
             problem.costs,
             problem.may_repeat,
             problem.makers,
+            problem.is_result,
+            np.cumsum([0, *map(len, waits)]),
+            np.array([op for before in waits for op in before], dtype=np.int64),
         )
 
 

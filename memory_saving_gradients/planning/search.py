@@ -35,9 +35,9 @@ _LARGEST_PROGRAM = 30_000
 
 # So many moves in all: fewer for a problem of more ops than so many, whose moves take longer, and
 # never more than so many for each op.
-_MOVES = 800_000
-_MANY_OPS = 1_000
-_MOVES_PER_OP = 4_000
+_MOVES = 50_000
+_MANY_OPS = 2_000
+_MOVES_PER_OP = 250
 
 # The search goes on from the best schedule with smaller risks, then from the same in another order,
 # in so many rounds, as long as one makes it cheaper by such a share; not at all where it is that
@@ -51,8 +51,13 @@ _CLOSE = 0.002
 _WORTH_IT = 0.005
 
 # The lowest peak is looked for from the step as it is, and from the best of cuts that aim at so
-# many times the lowest one that their model holds possible; from both also by a hotter search.
+# many times the lowest one that their model holds possible. The search goes on from the best, in
+# so many rounds, as long as one makes it lower by such a share.
 _CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
+_LOWER_ROUNDS = 4
+_LOWER = 0.01
+
+# Without expensive ops there is less to find, in a hotter search.
 _HOTTER = 1e-2
 
 #: The runs an op may have where nothing bounds them.
@@ -71,8 +76,8 @@ def within(
         problem: the step.
         budget: the peak allowed, in bytes.
         most_runs: how often an op may run.
-        known: a schedule to begin with where others do not lead to one within the budget; by
-            default that of the lowest peak, which takes time to find.
+        known: a schedule within the budget to begin with, beside others; where these do not lead
+            to any, that of the lowest peak is looked for, which takes time.
 
     Returns:
         The schedule. If none was found within the budget, the one of the lowest peak found.
@@ -84,6 +89,7 @@ def within(
     if bound == math.inf or budget < least_peak(problem):
         return known or lowest(problem, most_runs)
     starts = [*_starts(problem, budget, kept), _lowest_of_cheap(problem, most_runs)]
+    starts += [known] if known else []
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     found = [
         annealed(problem, start, budget, most_runs, most_moves(problem) // (2 * len(starts)))
@@ -125,22 +131,45 @@ def _improved(
     return best
 
 
-def lowest(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
+def lowest(
+    problem: Problem, most_runs: int = UNBOUNDED, max_overhead: float = math.inf
+) -> Schedule:
     """The schedule of the lowest peak found; `within` meets any budget down to it.
 
     Args:
         problem: the step.
         most_runs: how often an op may run.
+        max_overhead: the extra cost allowed, as a share of the cost of the plain step.
     """
     plain: Schedule = range(len(problem.ops))
     if not problem.may_repeat.any():
         return plain
-    searches = [(start, hot) for start in (plain, _best_cut(problem)) for hot in (HOT, _HOTTER)]
+    most_cost = (1 + max_overhead) * problem.costs.sum()
     moves = most_moves(problem) // 4
-    found = [lowered(problem, start, most_runs, moves, hot) for start, hot in reported(searches)]
-    best = lowest_of(problem, [*found, _lowest_of_cheap(problem, most_runs)])
-    start = lowest_of(problem, [best, reordered(problem, best)])
-    return lowered(problem, start, most_runs, moves, seed=1)
+
+    def lower(start: Schedule, seed: int = 0) -> Schedule:
+        found = lowered(problem, start, most_runs, moves, HOT, seed, most_cost)
+        return found if _cost(problem, found) <= most_cost else plain
+
+    starts = [plain, *_low(problem, max_overhead)]
+    starts = [start for start in starts if times_run(problem, start) <= most_runs]
+    best = lowest_of(problem, map(lower, reported(starts)))
+    best = lowest_of(problem, [best, reordered(problem, best)])
+    for round_ in reported(range(1, _LOWER_ROUNDS + 1)):
+        before, best = best, lower(best, round_)
+        if _peak(problem, best) > (1 - _LOWER) * _peak(problem, before):
+            break
+    return best
+
+
+def _low(problem: Problem, max_overhead: float) -> Iterator[Schedule]:
+    """A schedule of a low peak to begin with, of no more than an extra cost if there is one."""
+    cut = _best_cut(problem)
+    if _cost(problem, cut) <= (1 + max_overhead) * problem.costs.sum():
+        yield cut
+    else:
+        nested = Nested(problem, _peak(problem, range(len(problem.ops))))
+        yield from nested.lowest(max_overhead * problem.costs.sum())
 
 
 def _lowest_of_cheap(problem: Problem, most_runs: int) -> Schedule:
@@ -181,9 +210,13 @@ def _cost(problem: Problem, schedule: Schedule) -> float:
     return simulate(problem, schedule).cost
 
 
+def _peak(problem: Problem, schedule: Schedule) -> int:
+    return simulate(problem, schedule).peak
+
+
 def lowest_of(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
     """The schedule of the lowest peak, the first of equal ones."""
-    return min(schedules, key=lambda schedule: simulate(problem, schedule).peak)
+    return min(schedules, key=lambda schedule: _peak(problem, schedule))
 
 
 def without_expensive(problem: Problem) -> Problem:
@@ -208,7 +241,7 @@ def _starts(problem: Problem, budget: int, kept: Iterable[Collection[int]]) -> I
     for tensors in kept:
         yield keeping(problem, tensors)
     nested = Nested(problem, budget)
-    yield from (one for share in _NESTED if (one := nested.schedule(share)))
+    yield from (one for share in _NESTED for one in nested.within(share * budget))
     cuts = Segments(problem).cuts_for(budget)
     if cuts:
         yield keeping(problem, kept_at(problem, cuts))

@@ -8,38 +8,35 @@ from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.search import lowest, within, without_expensive
+from memory_saving_gradients.planning.search import UNBOUNDED, lowest, within, without_expensive
 from memory_saving_gradients.planning.simulate import simulate
 
-# The last bytes cost most: the peak may exceed the lowest one by this share.
-_NEAR = 0.01
-_AGAIN = 4
+# What "memory" may compute more than the plain step, as a share of it, to come to a low peak; and
+# the share by which its peak may exceed that, as the last bytes cost most.
+_MORE = 0.25
+_NEAR = 0.03
 
 
-def memory(problem: Problem) -> Schedule:
-    """The cheapest schedule found at the lowest peak, with every op run at most twice."""
-    found = floor = lowest(problem, 2)
-    budget = int((1 + _NEAR) * simulate(problem, floor).peak)
-    for _ in range(_AGAIN):  # what a budget of the peak that was found leads to may be better still
-        other = within(problem, budget, 2, floor)
-        (peak, cost), (_, least) = _value(problem, other), _value(problem, found)
-        if peak > budget or cost >= least:
-            break
-        found = other
-        if peak == budget:
-            break
-        budget = peak
-    return found
+def memory(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
+    """The cheapest schedule found near the lowest peak for a quarter more computing."""
+    floor = lowest(problem, most_runs, _MORE)
+    return within(problem, int((1 + _NEAR) * simulate(problem, floor).peak), most_runs, floor)
 
 
-def speed(problem: Problem) -> Schedule:
-    """The cheapest schedule found at the lowest peak without running an expensive op twice."""
-    return memory(without_expensive(problem))
+def speed(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
+    """As `memory`, without running an expensive op twice."""
+    return memory(without_expensive(problem), most_runs)
 
 
-def auto(problem: Problem) -> Schedule:
-    """The knee: most of what `memory` saves, for less, with every op run at most twice."""
-    return at_knee(problem, 2) if problem.may_repeat.any() else range(len(problem.ops))
+def auto(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
+    """The knee: most of what `memory` saves, for less."""
+    floor = lowest(problem, most_runs, _MORE)
+    return at_knee(problem, floor, most_runs) if problem.may_repeat.any() else floor
+
+
+def articulation(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
+    """The textbook's checkpoints, with which no op runs more than twice."""
+    return sqrt_spaced(problem) if most_runs > 1 else range(len(problem.ops))
 
 
 def keep_given(problem: Problem, kept: Collection[int]) -> Schedule:
@@ -66,17 +63,17 @@ def _value(problem: Problem, schedule: Schedule) -> tuple[int, float]:
 
 #: What each chooses, in a line.
 WHAT = {
-    "memory": "the lowest peak with every op run at most twice; auto, max_overhead= and "
+    "memory": "near the lowest peak for a quarter more computing; auto, max_overhead= and "
     "memory_budget= pay less",
-    "speed": "the lowest peak with only cheap ops run twice",
+    "speed": "near the lowest peak with only cheap ops run again",
     "auto": "the knee, where memory begins to get dear",
     "articulation": "√n of the tensors where the network is one tensor wide; the textbook's",
 }
 
 #: The strategies that choose checkpoints by themselves.
-STRATEGIES: dict[str, Callable[[Problem], Schedule]] = {
+STRATEGIES: dict[str, Callable[..., Schedule]] = {
     "memory": memory,
     "speed": speed,
     "auto": auto,
-    "articulation": sqrt_spaced,
+    "articulation": articulation,
 }

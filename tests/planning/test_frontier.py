@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory_saving_gradients.planning.frontier import at_knee, cheaper_than
+from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.problem import baseline
-from memory_saving_gradients.planning.search import within
+from memory_saving_gradients.planning.search import lowest, within
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import memory
 from tests.planning.problems import chain, layered, problems
@@ -28,7 +28,7 @@ def overhead(step, schedule):
 @settings(max_examples=30, deadline=None)
 @given(problems(), st.sampled_from([0.02, 0.1, 0.5]), st.sampled_from([2, 3]))
 def test_no_schedule_costs_more_than_is_allowed(step, most, runs):
-    schedule = cheaper_than(step, most, runs)
+    schedule = lowest(step, runs, most)
     found = simulate(step, schedule)
     assert replay(step, schedule) == found.peak <= simulate(step, range(len(step.ops))).peak
     assert overhead(step, schedule) <= most + 1e-9
@@ -40,7 +40,7 @@ def test_the_lowest_peak_for_an_overhead_is_the_other_side_of_a_budget(name):
     step = STEPS[name]()
     peaks = []
     for most in (0.02, 0.1, 0.3):
-        schedule = cheaper_than(step, most)
+        schedule = lowest(step, max_overhead=most)
         peaks.append(simulate(step, schedule).peak)
         below = within(step, int(0.9 * peaks[-1]))
         # No budget plan with a tenth less memory is within the overhead.
@@ -55,19 +55,21 @@ def test_memory_lies_on_the_curve_of_budgets(name):
     step = STEPS[name]()
     schedule = memory(step)
     peak = simulate(step, schedule).peak
-    budget = within(step, peak, 2)
+    budget = within(step, peak)
     assert simulate(step, budget).peak <= peak
     assert overhead(step, schedule) <= overhead(step, budget) + 0.005
-    assert simulate(step, within(step, int(0.97 * peak), 2)).peak > 0.97 * peak
+    # A peak that is lower by more than it gives away costs more than a quarter.
+    below = within(step, int(0.95 * peak))
+    assert simulate(step, below).peak > 0.95 * peak or overhead(step, below) > 0.24
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_the_knee_saves_most_for_less(name):
     step = STEPS[name]()
     plain, low = simulate(step, baseline(step)).peak, simulate(step, memory(step)).peak
-    knee = at_knee(step, 2)
+    knee = at_knee(step, lowest(step, 2, 0.25), 2)
     assert max(Counter(knee).values()) <= 2
-    assert low <= simulate(step, knee).peak < plain
+    assert 0.95 * low <= simulate(step, knee).peak < plain
     assert overhead(step, knee) <= overhead(step, memory(step)) + 0.005
 
 

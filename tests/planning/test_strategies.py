@@ -18,8 +18,8 @@ from tests.replay import replay
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @settings(deadline=None)
 @given(step=problems())
-def test_schedules_replay_and_run_no_op_more_than_twice(name, step):
-    schedule = STRATEGIES[name](step)
+def test_schedules_replay_and_run_no_op_more_than_twice_if_told_so(name, step):
+    schedule = STRATEGIES[name](step, 2)
     assert replay(step, schedule) == simulate(step, schedule).peak
     assert max(Counter(schedule).values()) <= 2
 
