@@ -11,7 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 
 from memory_saving_gradients import Plan, get_plans, gradients_memory
-from scripts.benchmarks import figures, tables, xla_tables
+from scripts.benchmarks import figures, tables
 from test_models import CifarResNet, Model, UNet, build_v1
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,11 +45,11 @@ def main() -> None:
         "keras": tables.keras_table(fit["graph"]),
         "keras compiled": tables.keras_table(fit["compiled"]),
         "keras notes": tables.keras_notes(fit),
-        "xla gpu": xla_tables.temporaries_table(read("xla"), "h100"),
-        "xla cpu": xla_tables.temporaries_table(read("xla"), "cpu"),
-        "xla jax": xla_tables.jax_table(read("xla")),
-        "xla gate": xla_tables.gate_cost(read("xla")),
-        "xla work": xla_tables.work_table(read("xla")),
+        "xla gpu": tables.xla_table(read("xla"), "h100"),
+        "xla cpu": tables.xla_table(read("xla"), "cpu"),
+        "xla jax": tables.jax_table(read("xla")),
+        "xla gate": tables.gate_cost(read("xla")),
+        "xla work": tables.work_table(read("xla")),
         "eager": tables.eager_table(read("eager")),
         "goals": tables.goals_table(benchmark),
         "predictions": tables.predictions_table(benchmark),
