@@ -52,14 +52,10 @@ def draw_frontiers(planning: dict, path: Path) -> None:
 def draw_scaling(planning: dict, path: Path) -> None:
     """Planning time and memory against the ops of a step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    ops = [found["ops"] for found in planning["scaling"]]
+    ops, rows = [*map(int, planning["scaling"])], planning["scaling"].values()
     for axes, values, title in (
-        (left, [r["seconds"] for r in planning["scaling"]], "Planning time (s)"),
-        (
-            right,
-            [r["peak_rss_bytes"] / 1e9 for r in planning["scaling"]],
-            "Peak of the process (GB)",
-        ),
+        (left, [row["seconds"] for row in rows], "Planning time (s)"),
+        (right, [row["peak_rss_bytes"] / 1e9 for row in rows], "Peak of the process (GB)"),
     ):
         axes.plot(ops, values, marker="o", color="#2457a6")
         axes.set_xscale("log")

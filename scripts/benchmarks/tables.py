@@ -55,8 +55,8 @@ def megabytes(way: str, field: str = "peak_bytes") -> Callable[[dict], float | N
 
 def times(found: dict) -> str:
     """The step time against plain, and the quartiles."""
-    low, median, high = found["time_ratio"]
-    return f"{median:.2f}× ({low:.2f}–{high:.2f})"
+    low, high = found["quartiles"]
+    return f"{found['time_ratio']:.2f}× ({low:.2f}–{high:.2f})"
 
 
 def against(plain: str, way: str, digits: str = ".0f") -> Callable[[dict], str]:
@@ -74,7 +74,7 @@ def models_table(results: dict, laboratory: dict) -> str:
 
     def equal(row: dict) -> str:
         ways = laboratory["models"][row["label"]].values()
-        return "yes" if all(one["bit_equal"] for one in ways) else "no"
+        return "yes" if all(ways) else "no"
 
     columns = [
         Column("model", label),
@@ -95,11 +95,11 @@ def gradients_table(results: dict) -> str:
         return [*row][-1]
 
     def within(row: dict) -> str:
-        met = "unreachable" not in row[budget(row)]
+        met = "error" not in row[budget(row)]
         return f"{budget(row)}: " + (against("plain", budget(row))(row) if met else "not found")
 
     def taken(row: dict) -> str | None:
-        return times(row[budget(row)]) if "time_ratio" in row[budget(row)] else None
+        return times(row[budget(row)]) if "quartiles" in row[budget(row)] else None
 
     columns = [
         Column("step", label),
@@ -128,8 +128,7 @@ def keras_table(rows: dict) -> str:
         def of(row: dict) -> str:
             if "error" in row[method]:
                 return "cannot be met" if "BudgetError" in row[method]["error"] else "raises"
-            ratio = row[method]["seconds"] / row["plain"]["seconds"]
-            return f"{against('plain', method)(row)} at {ratio:.2f}×"
+            return f"{against('plain', method)(row)} at {row[method]['time_ratio']:.2f}×"
 
         return of
 
@@ -138,7 +137,7 @@ def keras_table(rows: dict) -> str:
     return table(labelled(rows), columns)
 
 
-def keras_notes(results: dict) -> str:
+def keras_notes(results: dict, version: str) -> str:
     """What the tables do not say: equality, where another way has the lower peak, errors."""
     unequal, better = [], []
     for mode in ("graph", "compiled"):
@@ -173,7 +172,7 @@ def keras_notes(results: dict) -> str:
     said = re.search(r"The custom_gradient decorator[^.]*\.", " ".join(errors))
     if said:
         text += f' `RematScope` raises: "{said[0]}"'
-    return f"{text} Keras {results['machine'].rpartition(' ')[2]}."
+    return f"{text} Keras {version}."
 
 
 def predictions_table(results: dict) -> str:
@@ -213,12 +212,12 @@ def budgets_table(results: dict) -> str:
     ]
 
     def met(get: Callable[[dict], Any]) -> Callable[[dict], Any]:
-        return lambda row: None if "unreachable" in row else get(row)
+        return lambda row: None if "error" in row else get(row)
 
     def predicted(row: dict) -> str:
-        if "unreachable" not in row:
+        if "error" not in row:
             return f"{row['predicted_bytes'] / 1e6:.0f}"
-        lowest = re.search(r"the lowest peak found is ([\d.]+ \w+)", row["unreachable"])
+        lowest = re.search(r"the lowest peak found is ([\d.]+ \w+)", row["error"])
         return f"cannot be met: {lowest[1]} is the lowest" if lowest else "cannot be met"
 
     def bound(row: dict) -> str:
@@ -236,7 +235,7 @@ def budgets_table(results: dict) -> str:
             "measured / budget", met(lambda row: row["peak_bytes"] / row["budget_bytes"]), "{:.3f}"
         ),
         Column("overhead", met(lambda row: row["overhead"]), "{:.1%}"),
-        Column("time measured", met(lambda row: row["time_ratio"][1] - 1.0), "{:+.0%}"),
+        Column("time measured", met(lambda row: row["time_ratio"] - 1.0), "{:+.0%}"),
         Column("lower bound", met(bound)),
         Column("planning s", met(lambda row: row["planning_seconds"]), "{:.2f}"),
     ]
@@ -267,7 +266,11 @@ def corpus_table(results: dict) -> str:
 
         return shown
 
-    rows = [{"label": name, "settings": settings} for name, settings in results.items()]
+    graphs = dict.fromkeys(graph for found in results.values() for graph in found)
+    rows = [
+        {"label": graph, "settings": {setting: found[graph] for setting, found in results.items()}}
+        for graph in graphs
+    ]
     shares = {"0.7": "0.7", "0.5": "0.5", "0.3": "0.3", "lowest": "the lowest that can be met"}
     columns = [Column(heading, span(share)) for share, heading in shares.items()]
     return table(rows, [Column("graph", label), *columns])
@@ -279,7 +282,7 @@ def goals_table(results: dict) -> str:
     def lowest(row: dict, most: float) -> str:
         ways = {way: one for way, one in row.items() if "time_ratio" in one}
         del ways["tf.gradients"]
-        fast = {way: one for way, one in ways.items() if one["time_ratio"][1] <= most}
+        fast = {way: one for way, one in ways.items() if one["time_ratio"] <= most}
         return min(fast or ways, key=lambda way: ways[way]["peak_bytes"])
 
     def ratio(row: dict, way: str) -> str:
@@ -386,7 +389,7 @@ def few_table(results: dict) -> str:
     def shown(way: str) -> Callable[[dict], str]:
         def of(row: dict) -> str:
             peak, ratio = against("tf.gradients", way, ",.0f")(row).split()
-            return f"{peak} MB {ratio} at {row[way]['time_ratio'][1]:.2f}×"
+            return f"{peak} MB {ratio} at {row[way]['time_ratio']:.2f}×"
 
         return of
 
@@ -423,7 +426,7 @@ def compare_table(results: dict) -> str:
     return table(rows(), columns)
 
 
-def compare_notes(results: dict) -> str:
+def compare_notes(results: dict, machine: str) -> str:
     """What a user sees where a way fails."""
     said: dict[str, list[str]] = {}
     for label, rows in results["models"].items():
@@ -434,7 +437,7 @@ def compare_notes(results: dict) -> str:
     twins = "; ".join(twin for _, twin, _ in COMPARED.values() if twin)
     return "\n".join(
         [
-            f"Measured on {results['machine']}, nothing else running.",
+            f"Measured on {machine}, nothing else running.",
             "JAX and PyTorch run on the processor, too. There XLA merges what `jax.checkpoint`",
             "copies with the original unless it is in a loop, so equal layers were scanned, too.",
             f"Rows of Keras are of networks of the same kind: {twins}.",
@@ -448,7 +451,7 @@ def eager_table(results: dict) -> str:
     """Parts by hand, eagerly and in a function."""
 
     def rows() -> Iterator[dict]:
-        for network, ways in results.items():
+        for network, ways in results["networks"].items():
             for way, row in ways.items():
                 plain = ways["plain, tf.function" if "function" in way else "plain"]
                 yield row | {
@@ -554,4 +557,4 @@ def work_table(results: dict) -> str:
 
 
 def gate_cost(results: dict) -> str:
-    return f"A gate adds {results['gate_seconds'] * 1e6:.1f} µs to a program for this CPU."
+    return f"A gate adds {results['gate_seconds']['cpu'] * 1e6:.1f} µs to a program for this CPU."
