@@ -75,7 +75,7 @@ def make_fit(label: str, method: str) -> Callable[[], Any]:
 def fit_step(label: str, method: str) -> Step:
     """A step of `fit`, and its peak in a fresh process."""
     peak = function_peak(make_fit, label, method)
-    return trained(*fitted(label, method), peak)
+    return trained(*fitted(label, method), peak, ours=method != "plain")
 
 
 def options_of(method: str) -> dict[str, Any]:

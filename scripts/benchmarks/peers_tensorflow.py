@@ -251,7 +251,11 @@ def _recomputed(part: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor
 FUNCTIONS: dict[str, tuple[Callable[..., list], Callable | None, dict[str, bool]]] = {
     FUNCTION: (tf.gradients, None, {}),
     "tf.recompute_grad by block": (tf.gradients, _recomputed, {}),
-    "the same, Grappler off": (tf.gradients, _recomputed, {"disable_meta_optimizer": True}),
+    "tf.recompute_grad by block, Grappler off": (
+        tf.gradients,
+        _recomputed,
+        {"disable_meta_optimizer": True},
+    ),
     "ours, memory, in a tf.function": (gradients_memory, None, {}),
 }
 
