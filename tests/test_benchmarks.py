@@ -23,9 +23,8 @@ def test_a_function_is_called_in_a_fresh_process():
     assert fresh(functools.partial(os.path.relpath, "a/b"), "a") == "b"
 
 
-@pytest.mark.parametrize("name", [name for name in run.NAMES if name != "xla"])
+@pytest.mark.parametrize("name", run.NAMES)
 def test_every_benchmark_has_rows(name):
-    """All but that which needs the extra `xla-gpu`."""
     found = list(run.rows(name, None))
     assert found
     assert all(callable(section.measure) for _, section, _ in found)
