@@ -13,9 +13,8 @@ import keras
 import tensorflow as tf
 
 import memory_saving_gradients as msg
-from memory_saving_gradients.measure import function_peak
 from scripts.benchmarks.common import Section, Step, in_session, measure_ways
-from scripts.benchmarks.keras_fit import trained
+from scripts.benchmarks.keras_fit import fit_step
 from test_models import LSTM, DenseNet, Model, PaperDenseNet, WeightDecay
 from test_models.keras_models import example, gpt, resnet50
 
@@ -27,21 +26,16 @@ IN_SESSIONS: dict[str, tuple[Callable[[], Model], int, int | None, str]] = {
     "weight decay, 8 dense layers of 1,024, batch 256, one thread": (WeightDecay, 256, 1, "40MB"),
 }
 
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "SGD with momentum": functools.partial(keras.optimizers.SGD, 0.01, momentum=0.9),
-    "Adam": keras.optimizers.Adam,
-}
-
 #: label: (builder, batch, optimizer, budget beside "memory")
-THROUGH_FIT: dict[str, tuple[Callable, int, str, str]] = {
+THROUGH_FIT: dict[str, tuple[Callable, int, Callable[[], Any], str]] = {
     "`fit` of ResNet-50, 96 px, batch 16, SGD with momentum": (
         resnet50,
         16,
-        "SGD with momentum",
+        functools.partial(keras.optimizers.SGD, 0.01, momentum=0.9),
         "55MB",
     ),
-    "`fit` of ResNet-50, 96 px, batch 16, Adam": (resnet50, 16, "Adam", "60MB"),
-    "`fit` of a GPT of 91 M weights, batch 1 × 128, Adam": (gpt, 1, "Adam", "60MB"),
+    "`fit` of ResNet-50, 96 px, batch 16, Adam": (resnet50, 16, keras.optimizers.Adam, "60MB"),
+    "`fit` of a GPT of 91 M weights, batch 1 × 128, Adam": (gpt, 1, keras.optimizers.Adam, "60MB"),
 }
 
 
@@ -54,28 +48,16 @@ def session_step(label: str, method: str) -> Step:
     return in_session(make, batch, differentiate, threads)
 
 
-def fitted(label: str, method: str) -> tuple[keras.Model, Any, Any]:
+def compiled(label: str, method: str) -> tuple[keras.Model, Any, Any]:
     """A model that trains by a method, with a batch for it."""
     keras.utils.set_random_seed(0)
     build, batch, optimizer, _ = THROUGH_FIT[label]
     model = build(lambda part: part)
     loss = "sparse_categorical_crossentropy"
-    model.compile(OPTIMIZERS[optimizer](), loss, jit_compile=False)
+    model.compile(optimizer(), loss, jit_compile=False)
     if method != "plain":
         msg.keras.save_memory(model, **options_of(method))
     return model, *example(model, batch)
-
-
-def make_fit(label: str, method: str) -> Callable[[], Any]:
-    """`fit` on one batch."""
-    model, x, y = fitted(label, method)
-    return functools.partial(model.fit, x, y, batch_size=len(x), verbose=0)
-
-
-def fit_step(label: str, method: str) -> Step:
-    """A step of `fit`, and its peak in a fresh process."""
-    peak = function_peak(make_fit, label, method)
-    return trained(*fitted(label, method), peak, ours=method != "plain")
 
 
 def options_of(method: str) -> dict[str, Any]:
@@ -84,10 +66,15 @@ def options_of(method: str) -> dict[str, Any]:
 
 def measured(label: str) -> dict[str, dict]:
     """Peak, prediction and time of a step: plain, `memory`, and within the budget."""
-    build = session_step if label in IN_SESSIONS else fit_step
     *_, budget = IN_SESSIONS.get(label) or THROUGH_FIT[label]
+
+    def build(way: str) -> Step:
+        if label in IN_SESSIONS:
+            return session_step(label, way)
+        return fit_step(compiled, label, way, ours=way != "plain")
+
     ways = ("plain", "memory", budget)
-    return measure_ways({way: functools.partial(build, label, way) for way in ways})
+    return measure_ways({way: functools.partial(build, way) for way in ways})
 
 
 SECTIONS = {"rows": Section([*IN_SESSIONS, *THROUGH_FIT], measured)}

@@ -19,8 +19,6 @@ from scripts.benchmarks.common import Section, Step, measure_ways
 from scripts.benchmarks.fresh import fresh
 from test_models.keras_models import KERAS_MODELS, Recomputed, example
 
-Fit = Callable[[], Any]
-
 #: method: the options of `save_memory`
 OURS: dict[str, dict] = {
     "memory": {"checkpoints": "memory"},
@@ -46,20 +44,16 @@ def compiled(label: str, method: str, jit: bool) -> tuple[keras.Model, Any, Any]
     return model, *example(model, batch)
 
 
-def make_fit(label: str, method: str, jit: bool) -> Fit:
-    """`fit` on one batch."""
-    model, x, y = compiled(label, method, jit)
+def fit_of(compiled: Callable[..., tuple], *arguments: Any) -> Callable[[], Any]:
+    """`fit` on one batch of what `compiled` makes of the arguments."""
+    model, x, y = compiled(*arguments)
     return functools.partial(model.fit, x, y, batch_size=len(x), verbose=0)
 
 
-def fitted(label: str, method: str, jit: bool) -> Step:
-    """A step of `fit`, its peak in a fresh process, and what was planned."""
-    peak = function_peak(make_fit, label, method, jit)
-    return trained(*compiled(label, method, jit), peak, ours=method in OURS)
-
-
-def trained(model: keras.Model, x: Any, y: Any, peak: int, ours: bool) -> Step:
-    """A step of a model on one batch, with the peak that was measured."""
+def fit_step(compiled: Callable[..., tuple], *arguments: Any, ours: bool) -> Step:
+    """A step of `fit`, its peak in a fresh process, and what was planned if it is ours."""
+    peak = function_peak(fit_of, compiled, *arguments)
+    model, x, y = compiled(*arguments)
     model.train_on_batch(x, y)
     plans = msg.keras.get_plans(model) if ours else []
     run = functools.partial(model.train_on_batch, x, y)
@@ -81,7 +75,12 @@ def equal_losses(label: str, methods: list[str]) -> dict[str, bool]:
 
 def measured(jit: bool, label: str) -> dict[str, dict]:
     """Peak, prediction and time of each method on one model; the error of one that fails."""
-    found = measure_ways({way: functools.partial(fitted, label, way, jit) for way in METHODS})
+    found = measure_ways(
+        {
+            way: functools.partial(fit_step, compiled, label, way, jit, ours=way in OURS)
+            for way in METHODS
+        }
+    )
     if not jit:
         works = [way for way, row in found.items() if "error" not in row]
         same = fresh(equal_losses, label, works, TF_ENABLE_ONEDNN_OPTS="0")

@@ -341,7 +341,9 @@ def in_keras(label: str | None) -> list[Row]:
         rows.append(row)
         with silenced():  # the process prints a traceback, too
             try:
-                row.peak_bytes = measure.function_peak(keras_fit.make_fit, label, method, False)
+                row.peak_bytes = measure.function_peak(
+                    keras_fit.fit_of, keras_fit.compiled, label, method, False
+                )
             except RuntimeError as error:
                 row.error = _said(error)
     return rows

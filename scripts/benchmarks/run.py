@@ -24,25 +24,11 @@ from scripts.benchmarks.stamp import stamp
 HERE = Path(__file__).resolve().parent
 
 #: Each is a module here, with its sections, and a file of results.
-NAMES = (
-    "models",
-    "laboratory",
-    "gradients",
-    "keras_fit",
-    "eager",
-    "xla",
-    "planning",
-    "corpus",
-    "compare",
-    "depth",
-)
+NAMES = "models laboratory gradients keras_fit eager xla planning corpus compare depth".split()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    description, *rest = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.benchmarks.run", description=description, epilog="".join(rest)
-    )
+    parser = argparse.ArgumentParser(prog="python -m scripts.benchmarks.run", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)} (all)")
     parser.add_argument(
         "--only", nargs="+", metavar="LABEL", help="rows that begin so; the file keeps the others"
