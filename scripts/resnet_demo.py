@@ -32,6 +32,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from memory_saving_gradients import gradients, gradients_memory, gradients_speed, measure
+from scripts.benchmarks.stamp import stamp
 from test_models import CifarResNet, build_v1
 
 METHODS: dict[str, Callable[..., list]] = {
@@ -257,8 +258,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(table(rows))
     paths = draw(rows, options.output)
     results = options.output / "results.json"
-    settings = {"batch": options.batch, "threads": options.threads, "tensorflow": tf.__version__}
-    content = {"settings": settings, "rows": [dataclasses.asdict(row) for row in rows]}
+    content = stamp() | {
+        "settings": {"batch": options.batch, "threads": options.threads},
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
     results.write_text(json.dumps(content, indent=1) + "\n")
     console.print("Written: " + ", ".join(str(path) for path in [*paths, results]))
 

@@ -3,11 +3,10 @@
 import functools
 import importlib.util
 import json
-import sys
 
 import pytest
 
-from scripts.benchmarks import compare, peers_tensorflow
+from scripts.benchmarks import common, compare, peers_tensorflow, run
 from test_models import GPT
 
 SMALL = functools.partial(GPT, layers=3, width=64, length=64, vocabulary=128, heads=2)
@@ -19,8 +18,9 @@ def rows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(peers_tensorflow.COMPARED, "small", (step, None, None))
         patch.setattr(peers_tensorflow.measure, "function_peak", lambda *_: 1)  # of another process
-        found = peers_tensorflow.in_functions("small", 1, lambda what: None)
-    found += peers_tensorflow.in_sessions(*step, 1, lambda what: None)
+        patch.setattr(common, "ROUNDS", 1)
+        found = peers_tensorflow.in_functions("small")
+        found += peers_tensorflow.in_sessions(*step)
     return {row.peer: row for row in found}
 
 
@@ -38,7 +38,7 @@ def test_wrong_gradients_are_found(rows):
     wrong = {
         name for name, row in rows.items() if peers_tensorflow.verdict(row).startswith("wrong")
     }
-    assert wrong == {"tf.recompute_grad by block", "the same, Grappler off"}
+    assert wrong == {"tf.recompute_grad by block", "tf.recompute_grad by block, Grappler off"}
 
 
 def test_one_that_fails_says_why(monkeypatch):
@@ -49,14 +49,15 @@ def test_one_that_fails_says_why(monkeypatch):
     monkeypatch.setattr(
         peers_tensorflow, "PEERS", {"tf.gradients": plain, "broken": peers_tensorflow.Peer(broken)}
     )
-    _, row = peers_tensorflow.in_sessions(SMALL, 8, 1, lambda what: None)
+    _, row = peers_tensorflow.in_sessions(SMALL, 8)
     assert row.error.split() == ["no", "memory"]
     assert row.peak_bytes is None
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_other_frameworks(framework):
-    rows = compare.elsewhere("gpt", framework, sys.executable, 1, lambda what: None)
+def test_other_frameworks(framework, monkeypatch):
+    monkeypatch.setattr(common, "ROUNDS", 1)
+    rows = compare.elsewhere("gpt", framework)
     if importlib.util.find_spec(framework) is None:
         assert rows == []
     else:
@@ -64,20 +65,22 @@ def test_other_frameworks(framework):
 
 
 def test_the_whole_command(tmp_path, monkeypatch, capsys):
-    small = {"GPT, small": ((SMALL, 8), None, None)}
     peers = {
         name: peers_tensorflow.PEERS[name] for name in (peers_tensorflow.PLAIN, "ours, memory")
     }
-    for module in (compare, peers_tensorflow):
-        monkeypatch.setattr(module, "PEERS", peers)
-        monkeypatch.setattr(module, "FUNCTIONS", {})
-        monkeypatch.setattr(module, "COMPARED", small)
-    compare.main(["gpt", "--rounds", "1", "--output", str(tmp_path / "compare.json")])
+    monkeypatch.setattr(peers_tensorflow, "PEERS", peers)
+    monkeypatch.setattr(peers_tensorflow, "FUNCTIONS", {})
+    monkeypatch.setattr(common, "ROUNDS", 1)
+    monkeypatch.setattr(run, "fresh", lambda function, *arguments: function(*arguments))
+    for label in list(compare.COMPARED):
+        monkeypatch.delitem(compare.COMPARED, label)
+    monkeypatch.setitem(compare.COMPARED, "GPT, small", ((SMALL, 8), None, None))
+    run.main(["compare", "--only", "gpt", "--output", str(tmp_path)])
     said = capsys.readouterr().out
     assert "ours, memory" in said
     written = json.loads((tmp_path / "compare.json").read_text())
-    found = [row["peer"] for row in written["models"]["GPT, small"]]
+    found = [row["peer"] for row in written["results"]["models"]["GPT, small"]]
     assert found == list(peers)
     with pytest.raises(SystemExit) as ended:
-        compare.main(["VGG"])
+        run.main(["compare", "--only", "VGG"])
     assert ended.value.code == 2

@@ -1,31 +1,22 @@
 """Eager training with `checkpoint()` around the blocks of a network: peak memory and time.
 
 Beside it stand the plain tape, `tf.recompute_grad` around the same blocks, and the same blocks in a
-`tf.function`. Peaks are those of fresh processes; times are ratios to the plain eager step in the
-same process, in turns.
-
-Writes eager.json beside this file, from which scripts/benchmarks/render.py makes a table.
+`tf.function`. Peaks are those of fresh processes; times are ratios to the plain eager step. On 2
+cores it takes about 10 minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import os
-import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from rich.progress import track
 
 from memory_saving_gradients import checkpoint
-from memory_saving_gradients.measure import function_peak, step_times
+from memory_saving_gradients.measure import function_peak
+from scripts.benchmarks.common import Section, Step, measure_ways
 from test_models import GPT, CifarResNet, Model
 
 NETWORKS: dict[str, tuple[Callable[[], Model], int]] = {
@@ -78,32 +69,15 @@ def differs(network: str, way: str) -> float:
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) for a, b in pairs)
 
 
-def rows_of(network: str, rounds: int) -> dict[str, Any]:
-    peaks = {way: function_peak(make_step, network, way) for way in WAYS}
-    steps = {way: make_step(network, way) for way in WAYS}
-    times = {way: statistics.median(found) for way, found in step_times(steps, rounds).items()}
-    compared = "dropout" not in network
-    return {
-        way: {
-            "peak_bytes": peaks[way],
-            "time_ratio": times[way] / times["plain"],
-            "differs": differs(network, way) if compared else None,
-        }
-        for way in WAYS
-    }
+def measured(network: str) -> dict[str, Any]:
+    def build(way: str) -> Step:
+        peak = function_peak(make_step, network, way)
+        return Step(make_step(network, way), peak)
+
+    found = measure_ways({way: functools.partial(build, way) for way in WAYS})
+    for way, row in found.items():
+        row["differs"] = None if "dropout" in network else differs(network, way)
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=list(NETWORKS), help="keep the other results")
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    output = Path(__file__).with_name("eager.json")
-    results = json.loads(output.read_text()) if options.only and output.exists() else {}
-    for network in track(options.only or NETWORKS, description="networks"):
-        results[network] = rows_of(network, options.rounds)
-        output.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+SECTIONS = {"networks": Section(NETWORKS, measured)}

@@ -1,41 +1,26 @@
-"""Measures every test model with `tf.gradients`, every strategy and budgets; the time to rewrite.
+"""Every test model with `tf.gradients`, every strategy and budgets, in a default session.
 
-In a default session: oneDNN as installed, all threads. Writes models.json beside this file, from
-which scripts/benchmarks/render.py makes tables. With --laboratory there is one inter-op thread and
-no oneDNN, where kernels are deterministic, and laboratory.json says what is equal.
+That is: oneDNN as installed, all threads. And the time that rewriting a model takes. On 2 cores it
+takes about 45 minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import os
-import platform
-import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.update({"TF_ENABLE_ONEDNN_OPTS": "0"} if "--laboratory" in sys.argv else {})
 
 import keras
-import numpy as np
 import tensorflow as tf
-from rich.progress import track
 
 from memory_saving_gradients import (
-    BudgetError,
     GradientTape,
     get_plans,
     gradients,
     gradients_memory,
     gradients_speed,
-    measure,
 )
+from scripts.benchmarks.common import Section, in_session, measure_ways
 from test_models import (
     GPT,
     LSTM,
@@ -53,8 +38,6 @@ from test_models import (
     UNet,
     build_v1,
 )
-
-LABORATORY = "--laboratory" in sys.argv
 
 METHODS: dict[str, Callable[..., list]] = {
     "tf.gradients": tf.gradients,
@@ -82,73 +65,45 @@ MODELS: dict[str, tuple[Callable[[], Model], int]] = {
 }
 
 
-#: The budgets, as shares of the baseline peak, and more of them for the models with a goal there.
+#: The budgets, as shares of the baseline peak, and lower ones that some models can meet.
 SHARES = (0.7, 0.5, 0.4, 0.3, 0.2)
-MORE_SHARES = {
+LOWER_SHARES = {
     "chain, 64 layers, 2048 × 256": (0.13,),
     "ResNet-110, CIFAR, batch 128": (0.14,),
     "GPT, 6 layers, batch 8": (0.15,),
 }
 
 
-def methods_for(label: str) -> dict[str, Callable[..., list]]:
-    """The methods to measure a model with: all strategies, and a budget for every share."""
-    shares = sorted((*SHARES, *MORE_SHARES.get(label, ())), reverse=True)
+def measured(label: str) -> dict[str, dict]:
+    """Peak, prediction and time of all strategies and budgets on one model."""
+    shares = (*SHARES, *LOWER_SHARES.get(label, ()))
     budgets = {f"budget {s:g}": functools.partial(gradients, memory_budget=s) for s in shares}
-    return METHODS | budgets
-
-
-def measure_model(
-    make: Callable[[], Model], batch: int, methods: dict[str, Callable[..., list]], rounds: int
-) -> dict[str, dict]:
-    """Peak, prediction, time and equality of each method on one model."""
-    steps: dict[str, Callable[[], Any]] = {}
-    found: dict[str, dict] = {}
-    plain: list[np.ndarray] | None = None
-    for method, differentiate in methods.items():
-        model = make()
-        with tf.Graph().as_default() as graph:
-            step = build_v1(model, batch)
-            try:
-                grads = differentiate(step.loss, step.variables)
-            except BudgetError as error:
-                found[method] = {"unreachable": str(error)}
-                continue
-            fetches = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
-            config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=int(LABORATORY))
-            session = tf.compat.v1.Session(config=config)
-            session.run(tf.compat.v1.global_variables_initializer())
-        feed = step.feed(model.example(batch))
-        values = session.run(fetches, feed)
-        plain = plain or values
-        steps[method] = functools.partial(session.run, fetches, feed)
-        found[method] = {
-            "peak_bytes": measure.session_peak(session, fetches, feed),
+    return measure_ways(
+        {
+            way: functools.partial(in_session, *MODELS[label], differentiate)
+            for way, differentiate in (METHODS | budgets).items()
         }
-        if LABORATORY:
-            pairs = zip(values, plain, strict=True)
-            found[method]["bit_equal"] = all(np.array_equal(a, b) for a, b in pairs)
-        for plan in get_plans(graph)[-1:]:
-            found[method] |= {
-                "predicted_bytes": plan.peak_bytes,
-                "budget_bytes": plan.budget_bytes,
-                "overhead": plan.overhead,
-                "lower_bound": plan.lower_bound,
-                "planning_seconds": plan.seconds,
-            }
-            found["tf.gradients"]["predicted_bytes"] = plan.baseline_peak_bytes
-    times = measure.step_times(steps, rounds)
-    for method, seconds in times.items():
-        ratios = [
-            ours / theirs for ours, theirs in zip(seconds, times["tf.gradients"], strict=True)
-        ]
-        found[method]["seconds"] = statistics.median(seconds)
-        found[method]["time_ratio"] = statistics.quantiles(ratios, n=4)
-    return found
+    )
 
 
-def rewriting_time(make: Callable[[], Model], batch: int) -> dict[str, float]:
+#: What the rewriting is timed on, beside a model of Keras.
+REWRITTEN: dict[str, tuple[Callable[[], Model], int]] = {
+    **{
+        f"chain, {layers:,} layers": (functools.partial(Chain, layers, width=16), 256)
+        for layers in (52, 526, 1052)
+    },
+    **{label: MODELS[label] for label in MODELS if label.startswith(("ResNet-56", "ResNet-110"))},
+    "GPT, 6 layers, batch 8": (GPT, 8),
+}
+
+
+def rewriting_time(label: str) -> dict[str, float]:
     """Seconds that `tf.gradients` takes on a model, and those that its rewriting adds."""
+    _rewriting_time(Chain, 256)  # warms up
+    return _rewriting_time(*REWRITTEN[label]) if label in REWRITTEN else _keras_rewriting_time()
+
+
+def _rewriting_time(make: Callable[[], Model], batch: int) -> dict[str, float]:
     with tf.Graph().as_default() as graph:
         step = build_v1(make(), batch)
         ops = len(graph.get_operations())
@@ -159,7 +114,7 @@ def rewriting_time(make: Callable[[], Model], batch: int) -> dict[str, float]:
         return {"ops": ops, "tf_gradients": plain, "ours": get_plans(graph)[-1].seconds}
 
 
-def keras_rewriting_time() -> dict[str, float]:
+def _keras_rewriting_time() -> dict[str, float]:
     """The same with the tape, for EfficientNetV2-B0 of Keras."""
     model = keras.applications.EfficientNetV2B0(weights=None, input_shape=(96, 96, 3))
     taken: dict[str, float] = {}
@@ -178,40 +133,7 @@ def keras_rewriting_time() -> dict[str, float]:
     return taken | {"ours": get_plans(graph)[-1].seconds}
 
 
-#: What the rewriting is timed on.
-REWRITTEN: dict[str, tuple[Callable[[], Model], int]] = {
-    **{
-        f"chain, {layers:,} layers": (functools.partial(Chain, layers, width=16), 256)
-        for layers in (52, 526, 1052)
-    },
-    **{label: MODELS[label] for label in MODELS if label.startswith(("ResNet-56", "ResNet-110"))},
-    "GPT, 6 layers, batch 8": (GPT, 8),
+SECTIONS = {
+    "models": Section(MODELS, measured),
+    "rewriting": Section([*REWRITTEN, "EfficientNetV2-B0 of Keras"], rewriting_time),
 }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--laboratory", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=list(MODELS), help="keep the other results")
-    options = parser.parse_args()
-    output = Path(__file__).with_name("laboratory.json" if LABORATORY else "models.json")
-    results = json.loads(output.read_text()) if options.only else {"models": {}}
-    results["machine"] = (
-        f"{platform.machine()}, {os.cpu_count()} cores, TensorFlow {tf.__version__}"
-    )
-    for label in track(options.only or MODELS, description="models"):
-        methods = METHODS if LABORATORY else methods_for(label)
-        results["models"][label] = measure_model(*MODELS[label], methods, options.rounds)
-        output.write_text(json.dumps(results, indent=1) + "\n")
-    if not LABORATORY:
-        rewriting_time(Chain, 256)  # warms up
-        results["rewriting"] = {
-            label: rewriting_time(*what) for label, what in track(REWRITTEN.items())
-        }
-        results["rewriting"]["EfficientNetV2-B0 of Keras"] = keras_rewriting_time()
-    output.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

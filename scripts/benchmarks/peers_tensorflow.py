@@ -16,13 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
@@ -31,6 +27,7 @@ from memory_saving_gradients import Plan, get_plans, gradients, gradients_memory
 from memory_saving_gradients._quiet import silenced
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from scripts.benchmarks import keras_fit
+from scripts.benchmarks.common import one_line, timed
 from scripts.benchmarks.models import MODELS
 from test_models import GPT, Model, build_v1
 
@@ -227,11 +224,10 @@ def gradient_error(loss: float, norm: float, moved: Callable[[float], float]) ->
     return abs((moved(stretch) - moved(-stretch)) / (2 * stretch * norm) - 1)
 
 
-def in_sessions(make: Callable[[], Model], batch: int, rounds: int, tick: Callable) -> list[Row]:
+def in_sessions(make: Callable[[], Model], batch: int) -> list[Row]:
     """All ways on TensorFlow."""
     rows, built = [], {}
     for name, peer in PEERS.items():
-        tick(name)
         row = Row(name, PLAIN)
         rows.append(row)
         try:
@@ -241,11 +237,7 @@ def in_sessions(make: Callable[[], Model], batch: int, rounds: int, tick: Callab
             built[name] = one
         except Exception as error:
             row.error = _said(error)
-    tick("times")
-    times = measure.step_times({name: one.run for name, one in built.items()}, rounds)
-    for row in rows:
-        if row.peer in times:
-            row.time_ratio = _ratio(times[row.peer], times[PLAIN])
+    _time(rows, {name: one.run for name, one in built.items()}, PLAIN)
     for one in built.values():
         one.session.close()
     return rows
@@ -259,7 +251,11 @@ def _recomputed(part: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor
 FUNCTIONS: dict[str, tuple[Callable[..., list], Callable | None, dict[str, bool]]] = {
     FUNCTION: (tf.gradients, None, {}),
     "tf.recompute_grad by block": (tf.gradients, _recomputed, {}),
-    "the same, Grappler off": (tf.gradients, _recomputed, {"disable_meta_optimizer": True}),
+    "tf.recompute_grad by block, Grappler off": (
+        tf.gradients,
+        _recomputed,
+        {"disable_meta_optimizer": True},
+    ),
     "ours, memory, in a tf.function": (gradients_memory, None, {}),
 }
 
@@ -317,11 +313,10 @@ def make_function(label: str, way: str) -> Callable[[], Any]:
     return Function(label, way).run
 
 
-def in_functions(label: str, rounds: int, tick: Callable[[str], object]) -> list[Row]:
+def in_functions(label: str) -> list[Row]:
     """Ways that need a `tf.function`."""
     rows, built = [], {}
     for way in FUNCTIONS:
-        tick(way)
         row = Row(way, FUNCTION)
         rows.append(row)
         with silenced():
@@ -332,36 +327,38 @@ def in_functions(label: str, rounds: int, tick: Callable[[str], object]) -> list
                 continue
         built[way] = Function(label, way)
         row.gradient_error = built[way].gradient_error()
-    times = measure.step_times({way: one.run for way, one in built.items()}, rounds)
-    for row in rows:
-        if row.peer in times:
-            row.time_ratio = _ratio(times[row.peer], times[FUNCTION])
+    _time(rows, {way: one.run for way, one in built.items()}, FUNCTION)
     return rows
 
 
-def in_keras(label: str | None, tick: Callable[[str], object]) -> list[Row]:
+def in_keras(label: str | None) -> list[Row]:
     """Plain `fit` and `RematScope`; no rows where no model of Keras is like it."""
     rows: list[Row] = []
     if label is None:
         return rows
     for name, method in (("Keras fit", "plain"), ('Keras RematScope("full")', "RematScope")):
-        tick(name)
         row = Row(name, "Keras fit")
         rows.append(row)
         with silenced():  # the process prints a traceback, too
             try:
-                row.peak_bytes = measure.function_peak(keras_fit.make_fit, label, method, False)
+                row.peak_bytes = measure.function_peak(
+                    keras_fit.fit_of, keras_fit.compiled, label, method, False
+                )
             except RuntimeError as error:
                 row.error = _said(error)
     return rows
 
 
+def _time(rows: list[Row], steps: dict[str, Callable[[], Any]], plain: str) -> None:
+    """Fills in the times of the ways that work."""
+    times = timed(steps, plain)
+    for row in rows:
+        if row.peer in times:
+            row.time_ratio = times[row.peer]["time_ratio"]
+
+
 def _said(error: Exception) -> str:
-    """The message, without colours, on one line, its first sentence."""
-    text = re.sub(r"\x1b\[\d+m|\s+", " ", str(error)).strip()
+    """The first sentence of a message."""
+    text = one_line(error)
     found = re.search(r"The custom_gradient decorator[^.]*\.", text)
     return found[0] if found else text[:200]
-
-
-def _ratio(ours: Sequence[float], plain: Sequence[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, plain, strict=True))

@@ -1,27 +1,17 @@
 """Plans every test model at many budgets without running it, and times the planner.
 
-Writes planning.json beside this file, from which scripts/benchmarks/render.py draws the frontiers
-(peak against overhead) and the planner's time and memory against the size of a step.
+On 2 cores it takes about 20 minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import os
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from rich.progress import track
 
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.bounds import lower_bound
@@ -32,6 +22,7 @@ from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import read
 from memory_saving_gradients.rewriting.running_sums import taken_apart
+from scripts.benchmarks.common import Section
 from scripts.benchmarks.models import MODELS
 from test_models import Model, ResNet50, UNet, build_v1
 
@@ -58,8 +49,9 @@ def read_model(make: Callable[[], Model], batch: int, device: str = "cpu") -> Pr
         return read(taken_apart(backward)).problem
 
 
-def frontier(problem: Problem) -> dict:
+def frontier(label: str) -> dict:
     """Peaks in bytes and overheads of every method, and the lower bound at those budgets."""
+    problem = read_model(*MODELS[label])
     plain, cost = plain_peak(problem), problem.costs.sum()
 
     def point(schedule: Schedule) -> list[float]:
@@ -125,53 +117,27 @@ def residual_step(count: int) -> Problem:
     return Problem(tuple(ops), tuple(tensors), frozenset({len(tensors) - 1}))
 
 
-def time_planner(count: int) -> None:
-    """Prints, as JSON, what planning `count` ops for a fifth of their memory takes."""
-    problem = residual_step(count)
+def time_planner(count: str) -> dict[str, float]:
+    """What planning a step of so many ops for a fifth of its memory takes."""
+    problem = residual_step(int(count))
     plain = simulate(problem, baseline(problem))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.perf_counter()
     found = simulate(problem, within(problem, plain.peak // 5))
     seconds = time.perf_counter() - began
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    result = {
-        "ops": count,
+    return {
         "seconds": seconds,
         "peak_rss_bytes": after,
         "added_rss_bytes": after - before,
         "share": found.peak / plain.peak,
         "overhead": found.cost / plain.cost - 1.0,
     }
-    print(json.dumps(result))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("planning.json"))
-    parser.add_argument("--time", type=int, metavar="OPS", help="time one size and print it")
-    options = parser.parse_args()
-    if options.time:
-        time_planner(options.time)
-        return
-    scaling = []
-    for count in track(SIZES, description="sizes"):
-        # Each in a process of its own, on one core, so that its memory can be told.
-        command = [sys.executable, "-m", "scripts.benchmarks.planning", "--time", str(count)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-        scaling.append(json.loads(run.stdout.splitlines()[-1]))
-    results = {
-        "models": {
-            label: frontier(read_model(*MODELS[label]))
-            for label in track(MODELS, description="models")
-        },
-        "published": {
-            label: beside_published(label) for label in track(PUBLISHED, description="published")
-        },
-        "scaling": scaling,
-    }
-    options.output.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+SECTIONS = {
+    "models": Section(MODELS, frontier),
+    "published": Section(PUBLISHED, beside_published),
+    # On one core, so that the time can be told.
+    "scaling": Section([str(size) for size in SIZES], time_planner, {"OMP_NUM_THREADS": "1"}),
+}

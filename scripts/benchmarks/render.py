@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -11,10 +12,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 
 from memory_saving_gradients import Plan, get_plans, gradients_memory
-from scripts.benchmarks import figures, tables, xla_tables
+from scripts.benchmarks import figures, notes, tables
+from scripts.benchmarks.fresh import ROOT
+from scripts.benchmarks.run import NAMES
 from test_models import CifarResNet, Model, UNet, build_v1
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent
 DOCS = ROOT / "docs"
 FIGURES = DOCS / "figures"
@@ -27,64 +29,60 @@ def plan_of(model: Model, batch: int) -> Plan:
         return get_plans()[-1]
 
 
-def main() -> None:
-    def read(name: str) -> dict:
-        return json.loads((RESULTS / f"{name}.json").read_text())
+def read(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
 
-    benchmark, planning, fit, compare = map(read, ("models", "planning", "keras_fit", "compare"))
-    machine = (
-        f"Measured on {benchmark['machine']}, in a default session: oneDNN on, all threads, "
-        "nothing else running; times against plain in the same process, in turns, with quartiles."
-    )
-    filled = {
-        "few": tables.few_table(benchmark),
-        "compare": tables.compare_table(compare),
-        "compare notes": tables.compare_notes(compare),
-        "models": tables.models_table(benchmark, read("laboratory")),
-        "gradients": tables.gradients_table(read("gradients")),
+
+def texts(files: dict[str, dict], mixed: bool) -> dict[str, str]:
+    """What goes between the marks of the pages."""
+    results = {name: file["results"] for name, file in files.items()}
+    fit = results["keras_fit"]
+    return {
+        "machine": f"{notes.machine(files['models'])} {notes.taken(files, mixed)}",
+        "few": tables.few_table(results["models"]),
+        "compare": tables.compare_table(results["compare"]),
+        "compare notes": notes.compare(results["compare"]),
+        "models": tables.models_table(results["models"]),
+        "models notes": notes.models(results["models"], results["laboratory"]),
+        "corpus": notes.corpus(results["corpus"]),
         "keras": tables.keras_table(fit["graph"]),
         "keras compiled": tables.keras_table(fit["compiled"]),
-        "keras notes": tables.keras_notes(fit),
-        "xla gpu": xla_tables.temporaries_table(read("xla"), "h100"),
-        "xla cpu": xla_tables.temporaries_table(read("xla"), "cpu"),
-        "xla jax": xla_tables.jax_table(read("xla")),
-        "xla gate": xla_tables.gate_cost(read("xla")),
-        "xla work": xla_tables.work_table(read("xla")),
-        "eager": tables.eager_table(read("eager")),
-        "goals": tables.goals_table(benchmark),
-        "predictions": tables.predictions_table(benchmark),
-        "rewriting": tables.rewriting_table(benchmark),
-        "demo": tables.demo_table(read("demo")),
-        "deep": tables.demo_table(read("deep_resnet")),
-        "published": tables.published_table(planning),
-        "over optimal": tables.over_optimal_table(planning),
-        "machine": machine,
+        "keras notes": notes.keras(files["keras_fit"]),
+        "xla": tables.xla_table(results["xla"]),
+        "xla notes": notes.xla(results["xla"]),
+        "depth": notes.depth(results["depth"]),
+        "predictions": tables.predictions_table(results["models"]),
+        "planning": notes.planning(results["models"], results["planning"]),
+        "eager": tables.eager_table(results["eager"]),
     }
+
+
+def fill(page: Path, filled: dict[str, str]) -> None:
+    """Puts texts between the marks of a page."""
+    text = page.read_text()
+    for name, content in filled.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if begin in text:
+            before, rest = text.split(begin)
+            text = f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
+    page.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--mixed", action="store_true", help="results of several commits; the page says which"
+    )
+    mixed = parser.parse_args().mixed
+    files = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in NAMES}
+    filled = texts(files, mixed)
     for page in (ROOT / "README.md", DOCS / "results.md", DOCS / "by-hand.md"):
-        text = page.read_text()
-        for name, content in filled.items():
-            begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-            if begin in text:
-                before, rest = text.split(begin)
-                text = f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
-        page.write_text(text)
-    (DOCS / "budgets.md").write_text(
-        f"# Plans within budgets\n\n{machine} A budget is a share of the predicted plain peak.\n\n"
-        f"{tables.budgets_table(benchmark)}\n"
-    )
-    (DOCS / "corpus.md").write_text(
-        "# Budgets on the hard graphs\n\nMeasured peaks as shares of the budget, the lowest and "
-        "the highest of four settings: oneDNN on and off, one inter-op thread and all. A budget is "
-        "a share of the predicted plain peak.\n\n"
-        f"{tables.corpus_table(read('corpus'))}\n"
-    )
+        fill(page, filled)
     resnet = plan_of(CifarResNet(56), 128)
     resnet.plot(FIGURES / "timeline.png")
     resnet.plot_frontier(FIGURES / "frontier.png")
     plan_of(UNet(), 4).plot_graph(FIGURES / "network.png")
-    figures.draw_compare(compare, FIGURES / "compare.png")
-    figures.draw_frontiers(planning, FIGURES / "frontiers.png")
-    figures.draw_scaling(planning, FIGURES / "scaling.png")
+    figures.draw_compare(files["compare"]["results"], FIGURES / "compare.png")
 
 
 if __name__ == "__main__":

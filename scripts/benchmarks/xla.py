@@ -8,39 +8,32 @@ XLA's own rematerialisation (the program of the plain step on a GPU with too lit
 for plans that no compile was asked of: those that were tried and given up stay in a program as dead
 code.
 
-Writes xla.json beside this file, from which scripts/benchmarks/render.py makes a table.
+On 2 cores it takes about an hour and a half.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import tensorflow as tf
-from jax._src.lib import _jax, xla_client
-from rich.progress import track
 
 from memory_saving_gradients import get_plans, gradients
 from memory_saving_gradients.graph import gate, kinds, tf_private
 from memory_saving_gradients.measure import compiled_temporaries
 from memory_saving_gradients.proving import described_gpu
+from scripts.benchmarks.common import Section, planned, timed
+from scripts.benchmarks.fresh import ROOT
 from scripts.benchmarks.models import MODELS
 from test_models import Model, ResNet50
 
 GPU = "h100"
-ROOT = Path(__file__).resolve().parents[2]
 
 #: label: (builder, batch), and the same network in peers_jax.
 COMPILED: dict[str, tuple[tuple[Callable[[], Model], int], str | None]] = {
@@ -79,7 +72,7 @@ def function_of(
     return step, [tf.constant(array) for array in model.example(batch)]
 
 
-def planned(make: Callable[[], Model], batch: int, device: str, options: dict) -> dict[str, Any]:
+def ours(make: Callable[[], Model], batch: int, device: str, options: dict) -> dict[str, Any]:
     """What a compiled step of ours takes, and what its plan says."""
     model = make()
     differentiate = functools.partial(gradients, device=device, **options)
@@ -88,17 +81,7 @@ def planned(make: Callable[[], Model], batch: int, device: str, options: dict) -
         (plan,) = get_plans(step.get_concrete_function(*inputs).graph)
     except ValueError as error:  # no plan within the budget
         return {"error": str(error)}
-    return {
-        "bytes": compiled_temporaries(step, *inputs, device=device),
-        "budget_bytes": plan.budget_bytes,
-        "predicted_bytes": plan.peak_bytes,
-        "overhead": plan.overhead,
-        "dear_again": sum(name in plan.recomputed for name in _dear(plan)),
-    }
-
-
-def _dear(plan: Any) -> list[str]:
-    return [op.name for op in plan.problem.ops if op.expensive]
+    return {"bytes": compiled_temporaries(step, *inputs, device=device)} | planned(plan)
 
 
 def blockwise(
@@ -127,6 +110,8 @@ def program_of(step: tf.types.experimental.GenericFunction, inputs: list[tf.Tens
 
 def operations(step: tf.types.experimental.GenericFunction, inputs: list[tf.Tensor]) -> float:
     """The floating point operations of what TensorFlow hands to XLA."""
+    from jax._src.lib import _jax, xla_client  # of the extra
+
     computation = xla_client.XlaComputation(program_of(step, inputs))
     client = xla_client.make_cpu_client()
     return _jax.hlo_module_cost_analysis(client, computation.get_hlo_module())["flops"]
@@ -183,7 +168,7 @@ def rows_of(label: str) -> dict[str, dict[str, Any]]:
         plain = compiled_temporaries(step, *inputs, device=device)
         rows.setdefault("tf.gradients", {})[device] = {"bytes": plain}
         for way, options in WAYS.items():
-            rows.setdefault(way, {})[device] = planned(make, batch, device, options)
+            rows.setdefault(way, {})[device] = ours(make, batch, device, options)
     plain = rows["tf.gradients"][GPU]["bytes"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -197,7 +182,7 @@ def rows_of(label: str) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def gate_seconds(gates: int = 200, rounds: int = 20) -> float:
+def gate_seconds(device: str, gates: int = 200) -> float:
     """What a gate adds to a program for this CPU: a chain of small ops with gates, and without."""
 
     def chain(gated: bool) -> tf.types.experimental.GenericFunction:
@@ -212,34 +197,19 @@ def gate_seconds(gates: int = 200, rounds: int = 20) -> float:
 
         return run
 
-    programs = {gated: chain(gated) for gated in (False, True)}
     x = tf.ones([1024])
-    taken: dict[bool, list[float]] = {gated: [] for gated in programs}
-    for program in programs.values():
+
+    def step(gated: bool) -> Callable[[], Any]:
+        program = chain(gated)
         program(x)
-    for _ in range(rounds):
-        for gated, program in programs.items():
-            began = time.perf_counter()
-            program(x).numpy()
-            taken[gated].append(time.perf_counter() - began)
-    plain, with_gates = (statistics.median(taken[gated]) for gated in (False, True))
-    return (with_gates - plain) / gates
+        return lambda: program(x).numpy()
+
+    times = timed({"plain": step(False), "gated": step(True)}, "plain")
+    return (times["gated"]["seconds"] - times["plain"]["seconds"]) / gates
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="*", choices=list(COMPILED), help="keep the other results")
-    options = parser.parse_args()
-    output = Path(__file__).with_name("xla.json")
-    keep = options.only is not None and output.exists()
-    results = json.loads(output.read_text()) if keep else {"networks": {}, "work": {}}
-    results["gate_seconds"] = gate_seconds()
-    for label in track(COMPILED if options.only is None else options.only, description="networks"):
-        results["networks"][label] = rows_of(label)
-        results["work"][label] = work_of(label)
-        output.write_text(json.dumps(results, indent=1) + "\n")
-    output.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+SECTIONS = {
+    "networks": Section(COMPILED, rows_of),
+    "work": Section(COMPILED, work_of),
+    "gate_seconds": Section(["cpu"], gate_seconds),
+}

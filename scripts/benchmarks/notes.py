@@ -1,0 +1,220 @@
+"""The sentences of docs/ that have figures in them, made of the JSON beside this file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from scripts.benchmarks.peers_tensorflow import COMPARED, FUNCTION, PLAIN, Row, verdict
+
+#: A measured peak above so much of its budget is a miss.
+KEPT = 1.02
+
+
+def taken(files: dict[str, dict], mixed: bool) -> str:
+    """What the results are of.
+
+    Raises:
+        SystemExit: they are of several commits, and are not to be mixed.
+    """
+    commits: dict[str, list[str]] = {}
+    for name, file in files.items():
+        commits.setdefault(file["commit"], []).append(f"{name}.json")
+    if len(commits) == 1:
+        return f"All of it is of commit {next(iter(commits))}."
+    told = "; ".join(f"{commit}: {', '.join(names)}" for commit, names in commits.items())
+    if not mixed:
+        raise SystemExit(
+            f"These results are not of one commit ({told}). Take them anew by `python -m "
+            "scripts.benchmarks.run`, or render them with --mixed."
+        )
+    return f"Not all of it is of one commit ({told})."
+
+
+def machine(file: dict) -> str:
+    on = f"{file['machine']}, TensorFlow {file['versions']['tensorflow']}"
+    return (
+        f"Measured on {on}, in a default session: oneDNN on, all threads, nothing else running. "
+        "Times are against plain in the same process, in turns; the JSON has the quartiles."
+    )
+
+
+def compare(results: dict) -> str:
+    """Gradients that are wrong or cannot be checked, and ways that fail."""
+    wrong, unchecked = [], []
+    fail: dict[str, list[str]] = {}
+    for label, ways in results["models"].items():
+        rows = {found["peer"]: Row(**found) for found in ways}
+        if "not checked" in (verdict(rows[PLAIN]), verdict(rows[FUNCTION])):
+            unchecked.append(label)
+        for way, row in rows.items():
+            if verdict(row).startswith("wrong"):
+                wrong.append(f"{way} on {label} ({row.gradient_error:.0%} off)")
+            if row.error:
+                fail.setdefault(f'{way} ("{row.error}")', []).append(label)
+    twins = "; ".join(twin for _, twin, _ in COMPARED.values() if twin)
+    lines = [
+        f"- Wrong gradients: {'; '.join(wrong) or 'none'}.",
+        f"- Not checked, as the gradient is as good as zero: {'; '.join(unchecked) or 'none'}.",
+        *(f"- Fails: {way} on {'; '.join(labels)}." for way, labels in fail.items()),
+        f"- `RematScope` was tried on networks of the same kind in `fit`: {twins}.",
+    ]
+    return "\n".join(lines)
+
+
+def models(results: dict, laboratory: dict) -> str:
+    """How budgets were kept on the test models, how far plans may be from the optimum, equality."""
+    budgets = {
+        f"{label} at {way.removeprefix('budget ')}": found
+        for label, ways in results["models"].items()
+        for way, found in ways.items()
+        if way.startswith("budget")
+    }
+    met = {where: found for where, found in budgets.items() if "error" not in found}
+    missed = [
+        f"{where} ({found['peak_bytes'] / found['budget_bytes']:.3f})"
+        for where, found in met.items()
+        if found["peak_bytes"] > KEPT * found["budget_bytes"]
+    ]
+    gaps = {
+        where: 100 * (found["overhead"] - found["lower_bound"])
+        for where, found in met.items()
+        if found["lower_bound"] is not None
+    }
+    widest = max(gaps, key=lambda where: gaps[where])
+    unequal = [label for label, ways in laboratory["models"].items() if not all(ways.values())]
+    return "\n".join(
+        [
+            f"- Of {len(budgets)} budgets, {len(met)} can be met. Measured above {KEPT} of the "
+            f"budget: {'; '.join(missed) or 'none'}.",
+            f"- The extra cost of {sum(gap <= 1 for gap in gaps.values())} of {len(gaps)} plans is "
+            "within one percent of the plain step of a proven lower bound, by TensorFlow's "
+            f"estimates; the widest gap is {gaps[widest]:.1f} % ({widest}).",
+            "- Without oneDNN and with one inter-op thread, gradients equal those of "
+            "`tf.gradients` bit for bit on all models"
+            f"{' but ' * bool(unequal)}{'; '.join(unequal)}.",
+        ]
+    )
+
+
+def corpus(results: dict) -> str:
+    """How budgets were kept on the hard graphs: the extremes, with misses named."""
+    kept: dict[str, dict[str, float]] = {}
+    for setting, graphs in results.items():
+        for graph, budgets in graphs.items():
+            for budget, found in budgets.items():
+                if found and "measured" in found:
+                    share = found["measured"] / found["budget"]
+                    kept.setdefault(graph, {})[f"{budget}, {setting}"] = share
+    every = [(share, graph) for graph, shares in kept.items() for share in shares.values()]
+    worst = {graph: max(shares, key=lambda at: shares[at]) for graph, shares in kept.items()}
+    missed = [(kept[graph][at], graph, at.split(",")[0]) for graph, at in worst.items()]
+    names = [
+        f"{graph} {share:.3f} ({'the ' * (budget == 'lowest')}{budget})"
+        for share, graph, budget in sorted(missed, reverse=True)
+        if share > KEPT
+    ]
+    (low, least), (high, most) = min(every), max(every)
+    return (
+        f"Of the {len(every)} budgets that can be met on {len(kept)} graphs, "
+        f"{sum(share <= KEPT for share, _ in every)} are kept to {KEPT} of the budget; measured "
+        f"peaks are {low:.3f} ({least}) to {high:.3f} ({most}) of it. The highest share of each "
+        f"graph that misses one, and the budget in brackets: {'; '.join(names) or 'none'}."
+    )
+
+
+def keras(file: dict) -> str:
+    """What the tables of `fit` do not say: equality, where another way is better, errors."""
+    results = file["results"]
+    unequal, better = [], []
+    for mode, rows in results.items():
+        for label, found in rows.items():
+            ours = [found[way] for way in ("memory", "speed", "budget 0.4")]
+            ours = [one for one in ours if "error" not in one]
+            if not all(one.get("equal_losses", True) for one in ours):
+                unequal.append(label)
+            lowest, theirs = min(ours, key=lambda one: one["peak_bytes"]), found["recompute_grad"]
+            if "error" in theirs:
+                continue
+            where = f"{label}{' compiled' if mode == 'compiled' else ''}"
+            if theirs["peak_bytes"] < lowest["peak_bytes"]:
+                better.append(f"{where} (lower peak)")
+            elif theirs["time_ratio"] < lowest["time_ratio"]:
+                better.append(f"{where} (less time than our lowest peak)")
+    text = (
+        "Without `jit_compile` and oneDNN, the losses of the first 5 steps with ours are those of "
+    )
+    text += "plain `fit`, bit for bit"
+    text += f", but for rounding on {'; '.join(unequal)}" if unequal else ""
+    text += f". `tf.recompute_grad` is better on: {'; '.join(better) or 'none'}."
+    if missing := [label for label in results["graph"] if label not in results["compiled"]]:
+        text += f" Not measured compiled: {'; '.join(missing)}."
+    every = [row for rows in results.values() for row in rows.values()]
+    errors = [row["RematScope"].get("error", "") for row in every]
+    if said := re.search(r"The custom_gradient decorator[^.]*\.", " ".join(errors)):
+        text += f' `RematScope` raises: "{said[0]}"'
+    return f"{text} Keras {file['versions']['keras']}."
+
+
+def xla(results: dict) -> str:
+    """How far predictions are off, what the programs compute, what gates cost."""
+    errors = {
+        f"{label}, {way}": found["predicted_bytes"] / found["bytes"] - 1
+        for label, ways in results["networks"].items()
+        for way, by in ways.items()
+        for found in by.values()
+        if "predicted_bytes" in found
+    }
+    low, high = (choose(errors, key=lambda at: errors[at]) for choose in (min, max))
+
+    def work(way: str) -> str:
+        counts = [found[way]["work"] for found in results["work"].values() if way in found]
+        return f"{min(counts):.2f} to {max(counts):.2f}"
+
+    gate = results["gate_seconds"]["cpu"] * 1e6
+    return "\n".join(
+        [
+            f"- Predicted peaks against allocated ones: {errors[low]:+.0%} ({low}) to "
+            f"{errors[high]:+.0%} ({high}).",
+            "- Floating point operations, by XLA's count of the programs that it is given for the "
+            f"GPU, as multiples of the plain step's: {work('memory')} with `memory`, "
+            f"{work('speed')} with `speed`, {work('tf.recompute_grad by block')} with "
+            "`tf.recompute_grad`.",
+            f"- A gate, which holds a recomputed op back, adds {gate:.1f} µs on this CPU.",
+        ]
+    )
+
+
+def depth(results: dict) -> str:
+    """The deepest network, in the memory that the shallowest takes plainly."""
+    rows = results["sweeps"]["deep"]["rows"]
+    of = {(row["depth"], row["method"]): row for row in rows}
+    shallow, deep = min(row["depth"] for row in rows), max(row["depth"] for row in rows)
+
+    def took(depth: int, method: str) -> str:
+        ratio = of[depth, method]["seconds"] / of[depth, PLAIN]["seconds"]
+        return f"{of[depth, method]['peak_bytes'] / 1e6:,.0f} MB at {ratio:.2f}×"
+
+    off = max(row["gradient_difference"] for row in rows)
+    budget = f"{of[shallow, PLAIN]['peak_bytes'] / 1e6:,.0f} MB"
+    return (
+        f"A ResNet of {deep:,} layers takes {took(deep, PLAIN)} with `tf.gradients`, "
+        f"{took(deep, 'memory')} with `memory`, and {took(deep, 'budget')} within a budget of what "
+        f"one of {shallow} layers takes plainly ({budget}). "
+        + (f"Gradients differ by {off:g} at most." if off else "Gradients are equal, bit for bit.")
+    )
+
+
+def planning(models: dict, planning: dict) -> str:
+    """How long rewriting takes, and planning of large steps."""
+    rows = models["rewriting"]
+
+    def took(choose: Callable) -> str:
+        label = choose(rows, key=lambda at: rows[at]["ours"])
+        return f"{rows[label]['ours']:.1f} s ({label}: {rows[label]['ops']:,} ops before gradients)"
+
+    ops, largest = list(planning["scaling"].items())[-1]
+    return (
+        f"To read a step, plan and rewrite it takes {took(min)} to {took(max)}. Planning a step of "
+        f"{int(ops):,} ops for a fifth of its memory takes {largest['seconds']:.0f} s on one core."
+    )

@@ -1,0 +1,181 @@
+"""The runner of the benchmarks: fresh processes, files that say of which commit they are."""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients import gradients, gradients_memory
+from scripts.benchmarks import common, notes, run, stamp, tables
+from scripts.benchmarks.fresh import fresh
+from scripts.benchmarks.peers_tensorflow import Row
+from scripts.benchmarks.render import fill
+from test_models import Chain
+
+
+def test_a_function_is_called_in_a_fresh_process():
+    assert fresh(os.getenv, "FRESH", FRESH="yes") == "yes"
+    assert fresh(os.getpid) != os.getpid()
+    assert fresh(functools.partial(os.path.relpath, "a/b"), "a") == "b"
+
+
+@pytest.mark.parametrize("name", run.NAMES)
+def test_every_benchmark_has_rows(name):
+    found = list(run.rows(name, None))
+    assert found
+    assert all(callable(section.measure) for _, section, _ in found)
+
+
+def test_ways_are_measured_beside_plain(monkeypatch):
+    monkeypatch.setattr(common, "ROUNDS", 2)
+    differentiate = {
+        "plain": tf.gradients,
+        "memory": gradients_memory,
+        "a hundredth": functools.partial(gradients, memory_budget=0.01),
+    }
+    chain = functools.partial(Chain, 12, 32)
+    found = common.measure_ways(
+        {
+            way: functools.partial(common.in_session, chain, 512, how)
+            for way, how in differentiate.items()
+        }
+    )
+    assert found["plain"]["time_ratio"] == 1
+    assert found["memory"]["peak_bytes"] < 0.6 * found["plain"]["peak_bytes"]
+    low, high = found["memory"]["quartiles"]
+    assert 0 < low <= found["memory"]["time_ratio"] <= high
+    assert found["memory"]["overhead"] > 0
+    assert "lowest peak" in found["a hundredth"]["error"]
+
+
+def test_a_file_is_of_one_commit(tmp_path, monkeypatch):
+    """Rows are added to those of the same commit alone."""
+    calls = []
+    monkeypatch.setattr(run, "fresh", lambda function, label, **environment: calls.append(label))
+    arguments = ["laboratory", "--output", str(tmp_path), "--only"]
+    for commit in ("a", "b"):
+        monkeypatch.setattr(stamp, "commit", lambda commit=commit: commit)
+        if commit == "b":
+            with pytest.raises(SystemExit, match=r"laboratory\.json was taken at a, and this is b"):
+                run.main([*arguments, "U-Net"])
+        else:
+            run.main([*arguments, "gpt"])
+            run.main([*arguments, "segnet"])
+    written = json.loads((tmp_path / "laboratory.json").read_text())
+    assert written["commit"] == "a"
+    assert (
+        [*written["results"]["models"]]
+        == calls
+        == [
+            "GPT, 6 layers, batch 8",
+            "SegNet, 64 px, batch 16",
+        ]
+    )
+
+
+def test_a_row_that_fails_is_named_at_the_end(tmp_path, monkeypatch):
+    def failing(function, label, **environment):
+        if label.startswith("GPT"):
+            raise subprocess.CalledProcessError(1, "python")
+        return {}
+
+    monkeypatch.setattr(run, "fresh", failing)
+    with pytest.raises(SystemExit, match="These failed:\nlaboratory, models: GPT, 6 layers"):
+        run.main(["laboratory", "--only", "gpt", "segnet", "--output", str(tmp_path)])
+    written = json.loads((tmp_path / "laboratory.json").read_text())
+    assert [*written["results"]["models"]] == ["SegNet, 64 px, batch 16"]
+
+
+def test_changes_since_the_commit_are_marked(monkeypatch):
+    said = {"log": "abc1234", "status": " M memory_saving_gradients/plan.py"}
+    monkeypatch.setattr(stamp, "_git", lambda command, *options: said[command])
+    assert stamp.commit() == "abc1234-dirty"
+    said["status"] = ""
+    assert stamp.commit() == "abc1234"
+    said["log"] = ""  # not a clone
+    assert stamp.commit() == "unknown"
+
+
+def test_an_unknown_benchmark(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run.main(["modles"])
+    assert ended.value.code == 2
+    assert "there is no modles, but models, laboratory" in capsys.readouterr().err
+
+
+def test_generations_are_not_mixed():
+    one = {"models": {"commit": "a"}, "xla": {"commit": "a"}}
+    assert notes.taken(one, mixed=False) == "All of it is of commit a."
+    two = one | {"eager": {"commit": "b"}}
+    with pytest.raises(SystemExit, match=r"a: models.json, xla.json; b: eager.json.* --mixed"):
+        notes.taken(two, mixed=False)
+    assert "(a: models.json, xla.json; b: eager.json)" in notes.taken(two, mixed=True)
+
+
+def test_the_results_say_of_which_commit_they_are():
+    for name in run.NAMES:
+        assert json.loads((run.HERE / f"{name}.json").read_text())["commit"]
+
+
+def test_a_table():
+    columns = [
+        tables.Column("name", lambda row: row[0]),
+        tables.Column("share", lambda row: row[1], "{:.0%}"),
+    ]
+    assert tables.table([("a", 0.5), ("b", None)], columns).splitlines() == [
+        "| name | share |",
+        "| --- | ---: |",
+        "| a | 50% |",
+        "| b |  |",
+    ]
+
+
+def test_the_best_other_way_has_right_gradients_and_its_own_plain():
+    function = "tf.gradients in a tf.function"
+    rows = [
+        Row("tf.gradients", "tf.gradients", 100, 1.0, 0.0),
+        Row(function, function, 100, 1.0, 0.0),
+        Row("JAX", "JAX", 400, 1.0, 0.0),
+        Row("ours, memory", "tf.gradients", 10, 1.2, 0.0),
+        Row("ours, budget 0.3", "tf.gradients", 30, 1.1, 0.0),
+        Row("√n articulation points", "tf.gradients", 20, 1.3, 0.0),
+        Row("wrong", function, 5, 1.2, 0.5),
+        Row("slow", function, 5, 20.0, 0.0),
+        Row("broken", function, error="no"),
+        Row("lowest", function, 50, 1.2, 0.0),
+        Row("in JAX", "JAX", 100, 1.25, 0.0),
+    ]
+    ways = [dataclasses.asdict(row) for row in rows]
+    *_, line = tables.compare_table({"models": {"net": ways}}).splitlines()
+    ours = "| net | 0 MB | 10.0× at 1.20× | 3.3× at 1.10× | 5.0× at 1.30× |"
+    assert line == f"{ours} in JAX: 4.0× at 1.25× |"
+    for way in ways:
+        way["gradient_error"] = None
+    *_, line = tables.compare_table({"models": {"net": ways}}).splitlines()
+    assert line == f"{ours} not checked |"
+
+
+def test_a_page_is_filled_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- a -->old<!-- /a -->\nafter\n")
+    for _ in range(2):
+        fill(page, {"a": "new", "b": "elsewhere"})
+        assert page.read_text() == "before\n<!-- a -->\n\nnew\n\n<!-- /a -->\nafter\n"
+
+
+def test_misses_of_the_hard_graphs_are_named():
+    def found(measured):
+        return {"budget": 1000, "predicted": 990, "measured": measured}
+
+    settings = {
+        "oneDNN 1": {"GAN": {"0.7": found(1015), "lowest": found(1500)}, "LSTM": {"0.5": None}},
+        "oneDNN 0": {"GAN": {"0.7": {"lowest": 900}}, "LSTM": {"0.5": found(700)}},
+    }
+    said = notes.corpus(settings)
+    assert "Of the 3 budgets that can be met on 2 graphs, 2 are kept to 1.02" in said
+    assert "0.700 (LSTM) to 1.500 (GAN)" in said
+    assert said.endswith("in brackets: GAN 1.500 (the lowest).")
