@@ -37,7 +37,7 @@ _LARGEST_PROGRAM = 30_000
 # never more than so many for each op.
 _MOVES = 50_000
 _MANY_OPS = 2_000
-_MOVES_PER_OP = 250
+_MOVES_PER_OP = 1_000
 
 # The search goes on from the best schedule with smaller risks, then from the same in another order,
 # in so many rounds, as long as one makes it cheaper by such a share; not at all where it is that

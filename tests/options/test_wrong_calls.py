@@ -129,9 +129,9 @@ OPTIONS = {
     "runs as string": ({"memory_budget": 0.5, "max_recompute": "2"}, TypeError, "max_recompute"),
     "runs as True": ({"memory_budget": 0.5, "max_recompute": True}, TypeError, "max_recompute"),
     "runs without budget": (
-        {"checkpoints": "memory", "max_recompute": 2},
+        {"checkpoints": "collection", "max_recompute": 2},
         ValueError,
-        "give both",
+        "give one of these",
     ),
     "overhead in percent": ({"max_overhead": 20}, ValueError, r"Did you mean 0\.2"),
     "no overhead": ({"max_overhead": 0.0}, ValueError, "max_overhead"),

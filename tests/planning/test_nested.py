@@ -17,7 +17,8 @@ def test_less_room_costs_more(length):
     plain = simulate(step, range(len(step.ops)))
     costs = []
     for share in (1.0, 0.8, 0.6, 0.4):
-        schedule = Nested(step, int(share * plain.peak)).schedule(1.0)
+        budget = int(share * plain.peak)
+        [schedule] = Nested(step, budget).within(budget)
         replay(step, schedule)
         costs.append(simulate(step, schedule).cost)
     assert costs == sorted(costs)
@@ -25,7 +26,20 @@ def test_less_room_costs_more(length):
 
 
 def test_no_room_has_no_schedule():
-    assert Nested(chain(8), 1).schedule(1.0) is None
+    assert Nested(chain(8), 1).within(1) == []
+
+
+def test_the_smallest_budget_for_a_cost_is_the_other_side_of_a_budget():
+    step = chain(32)
+    plain = simulate(step, range(len(step.ops)))
+    nested = Nested(step, plain.peak)
+    peaks = []
+    for share in (0.1, 0.25, 0.5):
+        [schedule] = nested.lowest(share * plain.cost)
+        assert simulate(step, schedule).cost <= (1 + share) * plain.cost
+        peaks.append(replay(step, schedule))
+    assert plain.peak > peaks[0] > peaks[1] > peaks[2]
+    assert nested.lowest(-1.0) == []
 
 
 def blocks(count: int) -> Problem:
@@ -56,7 +70,7 @@ def blocks(count: int) -> Problem:
 def test_what_crosses_a_cut_is_counted(share):
     step = blocks(12)
     budget = int(share * simulate(step, range(len(step.ops))).peak)
-    schedule = Nested(step, budget).schedule(1.0)
+    [schedule] = Nested(step, budget).within(budget)
     assert replay(step, schedule) <= 1.05 * budget
     again = [step.ops[i].expensive for i, times in Counter(schedule).items() if times > 1]
     assert again.count(False) > again.count(True)
