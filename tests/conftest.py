@@ -16,20 +16,6 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as framework_config
 
-from memory_saving_gradients.planning import search
-
-#: Most tests ask whether a plan is right, not how good it is: an eighth of the search will do.
-FULL_SEARCH = {"_MOVES": search._MOVES, "_MOVES_PER_OP": search._MOVES_PER_OP}
-for name, moves in FULL_SEARCH.items():
-    setattr(search, name, moves // 8)
-
-
-@pytest.fixture
-def full_search(monkeypatch):
-    """Plans as good as a user gets them."""
-    for name, moves in FULL_SEARCH.items():
-        monkeypatch.setattr(search, name, moves)
-
 
 def pytest_report_header():
     return f"the strangers are those of TEST_DAY={os.environ['TEST_DAY']}"

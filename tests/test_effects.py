@@ -212,7 +212,7 @@ def test_parts_in_eager_mode(part, which):
 @pytest.fixture
 def all_again(monkeypatch):
     """Every op that may run twice does, whether that saves memory or not."""
-    monkeypatch.setitem(strategies.STRATEGIES, "memory", lambda problem: keeping(problem, ()))
+    monkeypatch.setitem(strategies.STRATEGIES, "memory", lambda problem, _: keeping(problem, ()))
     monkeypatch.setattr(plan_and_rewrite, "is_worth_it", lambda *_: True)
 
 

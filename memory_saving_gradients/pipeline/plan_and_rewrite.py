@@ -190,7 +190,9 @@ def _plan_with_branches(step: BackwardPass, request: Request, plain: Reading) ->
     """
     with tf_private.all_or_nothing():
         known = len(step.graph.get_operations())
-        moved = recompute_inside(plain, functools.partial(_rewrite_inside, step.runtime))
+        moved = recompute_inside(
+            plain, functools.partial(_rewrite_inside, step.runtime, request.most_runs)
+        )
         made = step.graph.get_operations()[known:]
         reading = read(
             dataclasses.replace(step, new=step.new.union(made)),
@@ -219,9 +221,9 @@ class _NoBetter(Exception):
     """To recompute inside branches does not lower the peak."""
 
 
-def _rewrite_inside(runtime: Runtime, step: BackwardPass) -> None:
+def _rewrite_inside(runtime: Runtime, most_runs: int, step: BackwardPass) -> None:
     """Plans and rewrites the step inside a branch."""
     reading = read(dataclasses.replace(step, runtime=runtime))
-    schedule = STRATEGIES["memory"](reading.problem)
+    schedule = STRATEGIES["memory"](reading.problem, most_runs)
     if peak(reading, schedule) < plain_peak(reading.problem):
         rewrite(reading, schedule)

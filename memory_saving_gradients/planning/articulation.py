@@ -37,7 +37,7 @@ def sqrt_spaced(problem: Problem) -> list[int]:
     made = np.cumsum([sum(problem.tensors[t].bytes for t in op.outputs) for op in problem.ops])
     wanted = math.isqrt(problem.forward_count)
     at = [int(made[made_by[t]]) for t in points]
-    goals = np.linspace(0, made[problem.forward_count - 1], wanted + 2)[1:-1]
+    goals = np.linspace(0, made[: problem.forward_count].max(initial=0), wanted + 2)[1:-1]
     chosen = {points[min(np.searchsorted(at, goal), len(points) - 1)] for goal in goals if points}
     last = max((made_by[t] for t in chosen), default=-1)
     tail = {t for op in problem.ops[last + 1 : problem.forward_count] for t in op.outputs}

@@ -133,7 +133,7 @@ class Problem:
     @functools.cached_property
     def may_repeat(self) -> np.ndarray:
         """Whether each op may run more than once."""
-        return np.array([not op.pinned and not op.backward for op in self.ops])
+        return np.array([not op.pinned and not op.backward for op in self.ops], dtype=bool)
 
     @functools.cached_property
     def forward_spans(self) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +160,7 @@ class Problem:
     @functools.cached_property
     def costs(self) -> np.ndarray:
         """The seconds of one run of each op."""
-        return np.array([op.cost for op in self.ops])
+        return np.array([op.cost for op in self.ops], dtype=np.float64)
 
     @functools.cached_property
     def workspaces(self) -> np.ndarray:

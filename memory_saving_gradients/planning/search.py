@@ -164,7 +164,7 @@ def lowest(
 
 def _low(problem: Problem, max_overhead: float) -> Iterator[Schedule]:
     """A schedule of a low peak to begin with, of no more than an extra cost if there is one."""
-    cut = _best_cut(problem)
+    cut = best_cut(problem)
     if _cost(problem, cut) <= (1 + max_overhead) * problem.costs.sum():
         yield cut
     else:
@@ -178,10 +178,10 @@ def _lowest_of_cheap(problem: Problem, most_runs: int) -> Schedule:
     Where such ops save little, a search among all schedules seldom finds those without them.
     """
     cheap = without_expensive(problem)
-    return lowered(cheap, _best_cut(cheap), most_runs, most_moves(cheap) // 8, _HOTTER)
+    return lowered(cheap, best_cut(cheap), most_runs, most_moves(cheap) // 8, _HOTTER)
 
 
-def _best_cut(problem: Problem) -> Schedule:
+def best_cut(problem: Problem) -> Schedule:
     """The schedule of the lowest peak that keeps what crosses some cuts alone."""
     segments = Segments(problem)
     aim = segments.lowest_aim()

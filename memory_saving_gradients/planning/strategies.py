@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from memory_saving_gradients.planning.anneal import lowered
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.search import UNBOUNDED, lowest, within, without_expensive
+from memory_saving_gradients.planning.search import (
+    UNBOUNDED,
+    best_cut,
+    lowest,
+    lowest_of,
+    most_moves,
+    within,
+    without_expensive,
+)
 from memory_saving_gradients.planning.simulate import simulate
 
-# What "memory" may compute more than the plain step, as a share of it, to come to a low peak; and
-# the share by which its peak may exceed that, as the last bytes cost most.
+# What may be computed more than in the plain step, as a share of it, for a low peak where ops run
+# more than twice; and the share by which "memory" may exceed that peak, as the last bytes are dear.
 _MORE = 0.25
 _NEAR = 0.03
 
 
 def memory(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
-    """The cheapest schedule found near the lowest peak for a quarter more computing."""
-    floor = lowest(problem, most_runs, _MORE)
+    """The cheapest schedule found near a low peak."""
+    floor = low(problem, most_runs)
     return within(problem, int((1 + _NEAR) * simulate(problem, floor).peak), most_runs, floor)
+
+
+def low(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
+    """The lowest peak found with every op run at most twice, or for a quarter more computing."""
+    twice = lowered(problem, best_cut(problem), min(2, most_runs), most_moves(problem) // 4)
+    return lowest_of(problem, [twice, lowest(problem, most_runs, _MORE)])
 
 
 def speed(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
@@ -30,8 +45,9 @@ def speed(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
 
 def auto(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     """The knee: most of what `memory` saves, for less."""
-    floor = lowest(problem, most_runs, _MORE)
-    return at_knee(problem, floor, most_runs) if problem.may_repeat.any() else floor
+    if not problem.may_repeat.any():
+        return range(len(problem.ops))
+    return at_knee(problem, low(problem, most_runs), most_runs)
 
 
 def articulation(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
@@ -63,8 +79,8 @@ def _value(problem: Problem, schedule: Schedule) -> tuple[int, float]:
 
 #: What each chooses, in a line.
 WHAT = {
-    "memory": "near the lowest peak for a quarter more computing; auto, max_overhead= and "
-    "memory_budget= pay less",
+    "memory": "near the lowest peak with every op run twice at most, or for a quarter more "
+    "computing; auto, max_overhead= and memory_budget= pay less",
     "speed": "near the lowest peak with only cheap ops run again",
     "auto": "the knee, where memory begins to get dear",
     "articulation": "√n of the tensors where the network is one tensor wide; the textbook's",

@@ -24,6 +24,11 @@ def test_schedules_replay_and_run_no_op_more_than_twice_if_told_so(name, step):
     assert max(Counter(schedule).values()) <= 2
 
 
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_a_step_without_ops_has_an_empty_schedule(name):
+    assert not list(STRATEGIES[name](Problem((), (), frozenset())))
+
+
 @settings(deadline=None)
 @given(problems())
 def test_speed_never_repeats_an_expensive_op(step):

@@ -17,7 +17,7 @@ v1 = tf.compat.v1
 @pytest.fixture
 def all_again(monkeypatch):
     """Every op that may run twice does, whether that saves memory or not."""
-    monkeypatch.setitem(strategies.STRATEGIES, "memory", lambda problem: keeping(problem, ()))
+    monkeypatch.setitem(strategies.STRATEGIES, "memory", lambda problem, _: keeping(problem, ()))
     monkeypatch.setattr(plan_and_rewrite, "is_worth_it", lambda *_: True)
 
 

@@ -35,7 +35,7 @@ def asked_for(way, monkeypatch):
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "memory_saving_gradients")
         if way == "all again":
-            patch.setitem(strategies.STRATEGIES, "memory", lambda problem: keeping(problem, ()))
+            patch.setitem(strategies.STRATEGIES, "memory", lambda problem, _: keeping(problem, ()))
             patch.setattr(plan_and_rewrite, "is_worth_it", lambda *_: True)
         yield
 
