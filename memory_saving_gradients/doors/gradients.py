@@ -51,8 +51,8 @@ def gradients(
         grad_ys: as in `tf.gradients`.
         checkpoints: which forward tensors to keep for the backward pass. One of
             `"collection"` (those in the graph collection "checkpoints"),
-            `"memory"` (the lowest peak found with every op run at most twice),
-            `"speed"` (only cheap ops run twice),
+            `"memory"` (the cheapest plan within 3 % of the lowest peak found),
+            `"speed"` (the same, and only cheap ops run again),
             `"auto"` (the knee: most of what "memory" saves, for less),
             `"articulation"` (√n of the tensors where the network is one tensor wide, the textbook
             method: planned in milliseconds, and saves less),
