@@ -33,14 +33,23 @@ class Inferred:
     Args:
         graph: the graph.
         known: the shapes of inputs, by the name of the op.
+        asked: the ops whose outputs will be asked for; others than these and what they are made of
+            are not in the copy. All ops of the graph by default.
         guess: whether sizes that depend on data are to be the likely ones, else they stay unknown.
 
     Raises:
         ValueError: the shapes, or what is likely, contradict the graph.
     """
 
-    def __init__(self, graph: tf.Graph, known: Mapping[str, Sizes], guess: bool = True) -> None:
+    def __init__(
+        self,
+        graph: tf.Graph,
+        known: Mapping[str, Sizes],
+        asked: Iterable[tf.Operation] | None = None,
+        guess: bool = True,
+    ) -> None:
         self._guess = guess
+        self._used = None if asked is None else _made_of(asked)
         self._copy = tf.Graph()
         self._waiting = tf.compat.v1.GraphDef()
         self._names: set[str] = set()  # of all nodes so far
@@ -86,6 +95,8 @@ class Inferred:
             self._waiting.versions.CopyFrom(definition.versions)
         for op, node in zip(graph.get_operations(), definition.node, strict=True):
             if op.outputs and op.outputs[0].name in stand_for:
+                continue
+            if not prefix and self._used is not None and op not in self._used:
                 continue
             shapes = node.attr["_output_shapes"].list.shape  # the importer merges them with its own
             if node.name in known:
@@ -161,6 +172,18 @@ class Inferred:
             raise ValueError(str(error).replace(_SLASH, "/")) from None
         del self._waiting.node[:]
         self._waiting.library.Clear()
+
+
+def _made_of(asked: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """These ops and all that lead to them."""
+    found: set[tf.Operation] = set()
+    ahead = [*asked]
+    while ahead:
+        op = ahead.pop()
+        if op not in found:
+            found.add(op)
+            ahead += [t.op for t in op.inputs]
+    return found
 
 
 def _copied(tensor: tf.Tensor, prefix: str, stand_for: Mapping[str, str]) -> str:

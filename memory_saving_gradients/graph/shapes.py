@@ -99,7 +99,7 @@ class Shapes:
             if t.dtype.size and not t.shape.is_fully_defined()
         ]
         if unknown:
-            self._infer(operations[0].graph, known or {})
+            self._infer(operations, known or {})
         for op in operations:
             own = told(op.outputs[0]) if op.type == "Placeholder" else None
             if own and own[0] is None:
@@ -108,8 +108,9 @@ class Shapes:
         for tensor in unknown:  # in their order, so that none asks far back
             self(tensor)
 
-    def _infer(self, graph: tf.Graph, known: Mapping[str, Sizes]) -> None:
+    def _infer(self, operations: Sequence[tf.Operation], known: Mapping[str, Sizes]) -> None:
         """Makes the copy of the graph that tells the shapes."""
+        graph = operations[0].graph
         inputs = [op for op in graph.get_operations() if _is_input(op)]
         ranked = {op.name: told(op.outputs[0]) for op in inputs}
         own = {name: sizes for name, sizes in ranked.items() if sizes is not None}
@@ -117,12 +118,12 @@ class Shapes:
         said = {name: sizes for name, sizes in every.items() if sizes is not None}
         for guess, size in itertools.product((True, False), NOMINAL_SIZES):
             with contextlib.suppress(ValueError):  # it contradicts a shape that the graph demands
-                self._inferred = Inferred(graph, _all_filled(said, size), guess)
+                self._inferred = Inferred(graph, _all_filled(said, size), operations, guess)
                 self._nominal_size = size
                 return
         certain = own if self.given.assumed else said
         try:
-            self._inferred = Inferred(graph, certain, guess=False)
+            self._inferred = Inferred(graph, certain, operations, guess=False)
         except ValueError as error:
             if self.given.assumed or not (self.given.batch or self.given.shapes):
                 return
@@ -131,7 +132,7 @@ class Shapes:
         fitting = [_fitting(graph, certain, _all_filled(said, size)) for size in NOMINAL_SIZES]
         most = max(fitting, key=_known_sizes)
         self._nominal_size = NOMINAL_SIZES[fitting.index(most)]
-        self._inferred = Inferred(graph, most, guess=False)
+        self._inferred = Inferred(graph, most, operations, guess=False)
 
     def __call__(self, tensor: tf.Tensor) -> list[int]:
         """The shape of `tensor`; a tensor of unknown rank counts as a scalar."""
