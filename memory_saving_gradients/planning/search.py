@@ -35,7 +35,7 @@ _LARGEST_PROGRAM = 30_000
 
 # So many moves in all: fewer for a problem of more ops than so many, whose moves take longer, and
 # never more than so many for each op.
-_MOVES = 50_000
+_MOVES = 100_000
 _MANY_OPS = 2_000
 _MOVES_PER_OP = 1_000
 
@@ -145,7 +145,7 @@ def lowest(
     if not problem.may_repeat.any():
         return plain
     most_cost = (1 + max_overhead) * problem.costs.sum()
-    moves = most_moves(problem) // 4
+    moves = most_moves(problem) // 8
 
     def lower(start: Schedule, seed: int = 0) -> Schedule:
         found = lowered(problem, start, most_runs, moves, HOT, seed, most_cost)
@@ -178,7 +178,7 @@ def _lowest_of_cheap(problem: Problem, most_runs: int) -> Schedule:
     Where such ops save little, a search among all schedules seldom finds those without them.
     """
     cheap = without_expensive(problem)
-    return lowered(cheap, best_cut(cheap), most_runs, most_moves(cheap) // 8, _HOTTER)
+    return lowered(cheap, best_cut(cheap), most_runs, most_moves(cheap) // 16, _HOTTER)
 
 
 def best_cut(problem: Problem) -> Schedule:

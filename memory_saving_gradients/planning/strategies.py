@@ -34,7 +34,7 @@ def memory(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
 
 def low(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     """The lowest peak found with every op run at most twice, or for a quarter more computing."""
-    twice = lowered(problem, best_cut(problem), min(2, most_runs), most_moves(problem) // 4)
+    twice = lowered(problem, best_cut(problem), min(2, most_runs), most_moves(problem) // 8)
     return lowest_of(problem, [twice, lowest(problem, most_runs, _MORE)])
 
 
