@@ -23,11 +23,13 @@ import numpy as np
 from memory_saving_gradients.planning.moves import (
     Room,
     Terms,
+    anything,
+    in_the_way,
     is_first,
-    relieve,
     run_again,
     run_elsewhere,
     run_less,
+    take_away,
     tidy,
     undo,
 )
@@ -41,6 +43,7 @@ from memory_saving_gradients.planning.runs import (
     may_add,
     op_of,
     ops_of,
+    part,
     peak_of,
     remove,
     total_above,
@@ -193,19 +196,27 @@ def _search(
         allowed = -heat * math.log(1.0 - np.random.random())
         terms = Terms(budget, search.most_runs, allowed, price * unit)
         kind = np.random.random()
+        tensor, place = -1, 0
+        more, dearer = 0, 0.0
+        room.done[0] = 0
         if excess > 0 and kind < _RELIEVING:
-            more, dearer, done = relieve(step, runs, candidates, terms, room)
+            tensor, place = in_the_way(runs, candidates, budget)
         elif kind < _ADDING:
-            more, dearer, done = run_again(step, runs, candidates, terms, room)
+            tensor, place = anything(runs, candidates)
         elif kind < _ADDING + _REMOVING * (1 - _ADDING):
-            more, dearer, done = run_less(step, runs, terms, room)
+            more, dearer = run_less(step, runs, budget, room)
         else:
-            more, dearer, done = run_elsewhere(step, runs, terms, room)
+            more, dearer = run_elsewhere(step, runs, terms, room)
+        if tensor >= 0:
+            more, dearer = run_again(step, runs, tensor, place, terms, room)
+        less, cheaper = tidy(step, runs, budget, room)
+        more += less
+        dearer += cheaper
         if dearer + terms.price * more <= allowed:
             excess += more
             cost += dearer
         else:
-            undo(step, runs, budget, room.trail, done)
+            undo(step, runs, budget, room)
     return length
 
 
@@ -233,16 +244,15 @@ def _settle(step: Step, runs: Runs, budget: int, tries: int, room: Room) -> None
         at += 1
         if key % factor < step.ops and not is_first(step, runs, key):
             tries -= 1
-            more = remove(step, runs, key, budget)
-            room.trail[0] = ~key
-            less, _, done = tidy(step, runs, key, budget, room, 1)
+            more, _ = take_away(step, runs, key, budget, room)
+            less, _ = tidy(step, runs, budget, room)
             if more + less > 0:
-                undo(step, runs, budget, room.trail, done)
+                undo(step, runs, budget, room)
             else:
                 at -= 1
 
 
-@compiled
+@part
 def _first_of(step: Step, runs: Runs, op: int) -> int:
     """The first run of an op."""
     for i in range(runs.length[0]):

@@ -1,7 +1,6 @@
 """The moves of a search: each changes a schedule a little, and can be undone.
 
-A move returns the change in excess over the budget, the change in cost, and how many runs of the
-trail it has added or removed.
+A move returns the change in excess over the budget and that in cost. `tidy` comes after it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from memory_saving_gradients.planning.runs import (
     Step,
     above,
     add,
-    compiled,
     found,
     has,
     is_idle,
     may_add,
     op_of,
+    part,
     remove,
 )
 
@@ -55,35 +54,39 @@ class Room(NamedTuple):
 
     Attributes:
         trail: the runs that a move has added (key) or removed (~key).
+        done: how many those are.
         ahead: the ops that it will run again.
         idle: the runs that it may take away.
     """
 
     trail: np.ndarray
+    done: np.ndarray
     ahead: np.ndarray
     idle: np.ndarray
 
     @classmethod
     def new(cls) -> Room:
-        return cls(*(np.zeros(size, dtype=np.int64) for size in (_LONGEST, 64, 256)))
+        return cls(*(np.zeros(size, dtype=np.int64) for size in (_LONGEST, 1, 64, 256)))
 
 
-@compiled
-def undo(step: Step, runs: Runs, budget: int, trail: np.ndarray, done: int) -> None:
-    """Takes back the moves of a trail, so many of them."""
-    for i in range(done - 1, -1, -1):
+@part
+def undo(step: Step, runs: Runs, budget: int, room: Room) -> None:
+    """Takes back what a move has done."""
+    trail = room.trail
+    for i in range(room.done[0] - 1, -1, -1):
         if trail[i] >= 0:
             remove(step, runs, trail[i], budget)
         else:
             add(step, runs, ~trail[i], budget)
 
 
-@compiled
-def relieve(
-    step: Step, runs: Runs, candidates: np.ndarray, terms: Terms, room: Room
-) -> tuple[int, float, int]:
-    """Makes something again that is alive, and not read, during a run that exceeds the budget."""
-    key = runs.keys[_exceeding(runs, terms.budget)]
+@part
+def in_the_way(runs: Runs, candidates: np.ndarray, budget: int) -> tuple[int, int]:
+    """A tensor that is alive, and not read, during a run that exceeds the budget; -1 for none.
+
+    With it comes the place of its next event.
+    """
+    key = runs.keys[_exceeding(runs, budget)]
     for _ in range(_TRIES):
         tensor = candidates[np.random.randint(len(candidates))]
         begin = runs.events_at[tensor]
@@ -91,11 +94,11 @@ def relieve(
         place = found(runs.events, begin, end, 2 * key)
         is_alive = begin < place < end and runs.events[place] % 2 == 1
         if is_alive and runs.events[place] >> 1 != key:
-            return _make_again(step, runs, tensor, place, terms, room)
-    return 0, 0.0, 0
+            return tensor, place
+    return -1, 0
 
 
-@compiled
+@part
 def _exceeding(runs: Runs, budget: int) -> int:
     """The first run that exceeds the budget, from a random one on; there is one."""
     length = runs.length[0]
@@ -107,36 +110,33 @@ def _exceeding(runs: Runs, budget: int) -> int:
     return at
 
 
-@compiled
-def run_again(
-    step: Step, runs: Runs, candidates: np.ndarray, terms: Terms, room: Room
-) -> tuple[int, float, int]:
-    """Makes something again before an op that reads it."""
+@part
+def anything(runs: Runs, candidates: np.ndarray) -> tuple[int, int]:
+    """A tensor and the place of an event of it; -1 for none."""
     tensor = candidates[np.random.randint(len(candidates))]
     count = runs.events_of[tensor]
     if count < 2:
-        return 0, 0.0, 0
-    place = runs.events_at[tensor] + 1 + np.random.randint(count - 1)
-    return _make_again(step, runs, tensor, place, terms, room)
+        return -1, 0
+    return tensor, runs.events_at[tensor] + 1 + np.random.randint(count - 1)
 
 
-@compiled
-def _make_again(
+@part
+def run_again(
     step: Step, runs: Runs, tensor: int, place: int, terms: Terms, room: Room
-) -> tuple[int, float, int]:
+) -> tuple[int, float]:
     """Makes a tensor again before the backward op that is one of its events; perhaps what that
     takes, too."""
     factor = step.ops + 1
     before, event = runs.events[place - 1], runs.events[place]
     slot = (event >> 1) // factor
     if event % 2 == 0 or slot < step.first or slot >= step.ops:
-        return 0, 0.0, 0
+        return 0, 0.0
     if (before >> 1) // factor == slot:  # it is there for this slot already
-        return 0, 0.0, 0
+        return 0, 0.0
     if before % 2 == 1 or place - 1 == runs.events_at[tensor]:  # no run becomes needless
         dear = step.cost[step.made_by[tensor]] - terms.allowed
         if dear > 0 and dear > terms.price * _relief(step, runs, tensor, place, terms.budget):
-            return 0, 0.0, 0
+            return 0, 0.0
     chance = np.random.random()
     ahead, trail = room.ahead, room.trail
     ahead[0] = step.made_by[tensor]
@@ -163,14 +163,11 @@ def _make_again(
             if is_last and is_far and left < len(ahead) and np.random.random() < chance:
                 ahead[left] = step.made_by[read]
                 left += 1
-    for i in range(done):
-        less, cheaper, done = tidy(step, runs, trail[i], terms.budget, room, done)
-        more += less
-        dearer += cheaper
-    return more, dearer, done
+    room.done[0] = done
+    return more, dearer
 
 
-@compiled
+@part
 def _relief(step: Step, runs: Runs, tensor: int, place: int, budget: int) -> int:
     """By how much the excess falls if a tensor is not alive between an event and the one before."""
     length, size = runs.length[0], step.size[tensor]
@@ -183,21 +180,25 @@ def _relief(step: Step, runs: Runs, tensor: int, place: int, budget: int) -> int
     return relief
 
 
-@compiled
-def run_less(step: Step, runs: Runs, terms: Terms, room: Room) -> tuple[int, float, int]:
-    """Takes a second run away, with those that only it needed."""
+@part
+def run_less(step: Step, runs: Runs, budget: int, room: Room) -> tuple[int, float]:
+    """Takes a second run away."""
     key = runs.keys[np.random.randint(runs.length[0])]
     op = key % (step.ops + 1)
     if op == step.ops or is_first(step, runs, key):
-        return 0, 0.0, 0
-    more = remove(step, runs, key, terms.budget)
-    room.trail[0] = ~key
-    less, cheaper, done = tidy(step, runs, key, terms.budget, room, 1)
-    return more + less, cheaper - step.cost[op], done
+        return 0, 0.0
+    return take_away(step, runs, key, budget, room)
 
 
-@compiled
-def run_elsewhere(step: Step, runs: Runs, terms: Terms, room: Room) -> tuple[int, float, int]:
+@part
+def take_away(step: Step, runs: Runs, key: int, budget: int, room: Room) -> tuple[int, float]:
+    """Takes a run away."""
+    room.trail[0], room.done[0] = ~key, 1
+    return remove(step, runs, key, budget), -step.cost[op_of(key, step.ops)]
+
+
+@part
+def run_elsewhere(step: Step, runs: Runs, terms: Terms, room: Room) -> tuple[int, float]:
     """Puts a second run into another slot, or an op that runs late back into the forward pass."""
     factor = step.ops + 1
     key = runs.keys[np.random.randint(runs.length[0])]
@@ -210,24 +211,20 @@ def run_elsewhere(step: Step, runs: Runs, terms: Terms, room: Room) -> tuple[int
         slot = key // factor + (far if np.random.random() < 0.5 else -far)
         other, late = slot * factor + op, not is_first(step, runs, key)
         if slot < step.first or slot >= step.ops:
-            return 0, 0.0, 0
+            return 0, 0.0
     full = not late and (not step.may_repeat[op] or runs.times[op] >= terms.most_runs)
     if full or has(runs, other) or not may_add(step, runs, other):
-        return 0, 0.0, 0
-    more, dearer, done = add(step, runs, other, terms.budget), step.cost[op], 1
-    room.trail[0] = other
+        return 0, 0.0
+    more, dearer = add(step, runs, other, terms.budget), step.cost[op]
+    room.trail[0], room.done[0] = other, 1
     if late:
         more += remove(step, runs, key, terms.budget)
         dearer -= step.cost[op]
-        room.trail[1] = ~key
-        less, cheaper, done = tidy(step, runs, key, terms.budget, room, 2)
-        more += less
-        dearer += cheaper
-    less, cheaper, done = tidy(step, runs, other, terms.budget, room, done)
-    return more + less, dearer + cheaper, done
+        room.trail[1], room.done[0] = ~key, 2
+    return more, dearer
 
 
-@compiled
+@part
 def is_first(step: Step, runs: Runs, key: int) -> bool:
     """Whether a run is the first to make something."""
     op = op_of(key, step.ops)
@@ -237,37 +234,44 @@ def is_first(step: Step, runs: Runs, key: int) -> bool:
     return False
 
 
-@compiled
-def tidy(
-    step: Step, runs: Runs, key: int, budget: int, room: Room, done: int
-) -> tuple[int, float, int]:
-    """Removes the runs that nothing needs since one was added or removed; returns as a move does.
+@part
+def tidy(step: Step, runs: Runs, budget: int, room: Room) -> tuple[int, float]:
+    """Removes the runs that nothing needs since a move; returns as that does, of both together.
 
-    Those are runs that made what `key` reads, or what it makes anew, and runs that led to them.
+    Those are runs that made what a run of the trail reads, or what it makes anew, and runs that led
+    to them.
     """
-    waiting, trail = room.idle, room.trail
+    waiting, trail, done = room.idle, room.trail, room.done[0]
     left, more, dearer = 0, 0, 0.0
-    op = op_of(key, step.ops)
-    for edge in range(step.makes_at[op], step.makes_at[op + 1]):
-        left = _made_before(runs, step.makes[edge], key, waiting, left)
-    for edge in range(step.reads_at[op], step.reads_at[op + 1]):
-        left = _made_before(runs, step.reads[edge], key, waiting, left)
+    for i in range(done):
+        key = trail[i] if trail[i] >= 0 else ~trail[i]
+        left = _made_for(step, runs, key, waiting, left)
+        op = op_of(key, step.ops)
+        for edge in range(step.makes_at[op], step.makes_at[op + 1]):
+            left = _made_before(runs, step.makes[edge], key, waiting, left)
     while left and done < len(trail):
         left -= 1
         idle = waiting[left]
-        if not has(runs, idle) or not is_idle(step, runs, idle):
-            continue
-        more += remove(step, runs, idle, budget)
-        op = op_of(idle, step.ops)
-        dearer -= step.cost[op]
-        trail[done] = ~idle
-        done += 1
-        for edge in range(step.reads_at[op], step.reads_at[op + 1]):
-            left = _made_before(runs, step.reads[edge], idle, waiting, left)
-    return more, dearer, done
+        if has(runs, idle) and is_idle(step, runs, idle):
+            more += remove(step, runs, idle, budget)
+            dearer -= step.cost[op_of(idle, step.ops)]
+            trail[done] = ~idle
+            done += 1
+            left = _made_for(step, runs, idle, waiting, left)
+    room.done[0] = done
+    return more, dearer
 
 
-@compiled
+@part
+def _made_for(step: Step, runs: Runs, key: int, waiting: np.ndarray, left: int) -> int:
+    """Adds the runs that made what a run reads to `waiting`, if nothing else reads that since."""
+    op = op_of(key, step.ops)
+    for edge in range(step.reads_at[op], step.reads_at[op + 1]):
+        left = _made_before(runs, step.reads[edge], key, waiting, left)
+    return left
+
+
+@part
 def _made_before(runs: Runs, tensor: int, key: int, waiting: np.ndarray, left: int) -> int:
     """Adds the run that made a tensor before `key` to `waiting`, if nothing reads it between."""
     begin = runs.events_at[tensor]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.runs import Step, compiled
+from memory_saving_gradients.planning.runs import Step, compiled, part
 from memory_saving_gradients.planning.simulate import simulate
 
 # What lies above this share of the peak is to become less.
@@ -97,22 +97,24 @@ def _search(
             now = then
             if now < least:
                 least = now
-                best[:] = order
+                for i in range(count):
+                    best[i] = order[i]
         else:
             _swap(order, at, second, first)
     return best
 
 
-@compiled
+@part
 def _swap(order: np.ndarray, at: int, first: int, second: int) -> None:
     """Has the `second` entries after the `first` ones from `at` come before them."""
     moved = order[at : at + first].copy()
     for i in range(second):
         order[at + i] = order[at + first + i]
-    order[at + second : at + second + first] = moved
+    for i in range(first):
+        order[at + second + i] = moved[i]
 
 
-@compiled
+@part
 def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, aim: int) -> float:
     """The bytes alive above `aim`, added up over all runs; infinite if they cannot run so."""
     count, tensors = len(runs), len(step.size)
@@ -121,8 +123,8 @@ def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, 
     made, lends = np.zeros(tensors, np.int64), np.zeros(tensors, np.bool_)
     ran = np.zeros(step.ops, np.bool_)
     at = 0
-    for part in range(len(order)):
-        for run in range(begins[order[part]], begins[order[part] + 1]):
+    for i in range(len(order)):
+        for run in range(begins[order[i]], begins[order[i] + 1]):
             op = runs[run]
             at += 1  # so that 0 stands for never
             if not ran[op]:
@@ -156,7 +158,7 @@ def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, 
     return total
 
 
-@compiled
+@part
 def _live(live: np.ndarray, lent: np.ndarray, size: int, made: int, last: int, lends: bool) -> None:
     """Has a copy live from one run to another, whose output may take its place."""
     live[made] += size

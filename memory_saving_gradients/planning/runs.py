@@ -12,6 +12,7 @@ would go through the whole schedule. The two agree (tests/planning/test_runs.py)
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -38,15 +39,23 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _CHANGED = max(file.stat().st_mtime for file in Path(__file__).parent.glob("*.py"))
 
 
+_njit: Any = functools.partial(numba.njit, error_model="numpy", no_cfunc_wrapper=True)
+
+
+def part(function: _Function) -> _Function:
+    """`function`, compiled into those that call it; Python cannot call it."""
+    return cast(_Function, _njit(no_cpython_wrapper=True)(function))
+
+
 def compiled(function: _Function) -> _Function:
     """`function`, compiled at its first call; once per machine where the result can be stored.
 
     It may call others of this folder.
     """
     try:
-        found = numba.njit(cache=True, error_model="numpy")(function)
+        found = _njit(cache=True)(function)
     except RuntimeError:  # no folder to store it in
-        return cast(_Function, numba.njit(error_model="numpy")(function))
+        return cast(_Function, _njit()(function))
     for index in Path(str(found.stats.cache_path)).glob(f"*.{function.__name__}-*.nbi"):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if index.stat().st_mtime < _CHANGED:
@@ -188,7 +197,7 @@ def ops_of(keys: np.ndarray, count: int) -> np.ndarray:
     return np.where(op < count, op, keys // (count + 1))
 
 
-@compiled
+@part
 def op_of(key: int, count: int) -> int:
     """The op that a key runs."""
     op = key % (count + 1)
@@ -197,10 +206,10 @@ def op_of(key: int, count: int) -> int:
 
 def is_stored() -> bool:
     """Whether what is compiled is there for the next process, too."""
-    return cast(Any, op_of).stats.cache_path is not None
+    return cast(Any, peak_of).stats.cache_path is not None
 
 
-@compiled
+@part
 def found(array: np.ndarray, begin: int, end: int, value: int) -> int:
     """The first place from `begin` on, up to `end`, where an ascending array is at least that."""
     while begin < end:
@@ -212,13 +221,13 @@ def found(array: np.ndarray, begin: int, end: int, value: int) -> int:
     return begin
 
 
-@compiled
+@part
 def above(bytes_: int, budget: int) -> int:
     """How much so many bytes exceed the budget, counted for more than they are."""
     return bytes_ - budget + (budget >> _STEP) if bytes_ > budget else 0
 
 
-@compiled
+@part
 def total_above(runs: Runs, budget: int) -> int:
     """How much all runs exceed the budget."""
     excess = 0
@@ -236,7 +245,7 @@ def peak_of(runs: Runs) -> int:
     return peak
 
 
-@compiled
+@part
 def _change(runs: Runs, begin: int, end: int, bytes_: int, budget: int) -> int:
     """Adds bytes to what is alive during some runs; returns the change in excess."""
     excess = 0
@@ -248,7 +257,7 @@ def _change(runs: Runs, begin: int, end: int, bytes_: int, budget: int) -> int:
     return excess
 
 
-@compiled
+@part
 def _lend(step: Step, runs: Runs, key: int, budget: int) -> int:
     """Works out anew what an input of a run lends to an output; returns the change in excess."""
     op = op_of(key, step.ops)
@@ -269,14 +278,14 @@ def _lend(step: Step, runs: Runs, key: int, budget: int) -> int:
     return change
 
 
-@compiled
+@part
 def has(runs: Runs, key: int) -> bool:
     """Whether a schedule has a run."""
     i = found(runs.keys, 0, runs.length[0], key)
     return i < runs.length[0] and runs.keys[i] == key
 
 
-@compiled
+@part
 def may_add(step: Step, runs: Runs, key: int) -> bool:
     """Whether there is room for a run, and what it reads has been made before."""
     op = op_of(key, step.ops)
@@ -293,7 +302,7 @@ def may_add(step: Step, runs: Runs, key: int) -> bool:
     return runs.length[0] < len(runs.keys)
 
 
-@compiled
+@part
 def add(step: Step, runs: Runs, key: int, budget: int) -> int:
     """Adds a run; returns the change in excess."""
     op = op_of(key, step.ops)
@@ -330,7 +339,7 @@ def add(step: Step, runs: Runs, key: int, budget: int) -> int:
     return excess + _lend(step, runs, key, budget)
 
 
-@compiled
+@part
 def remove(step: Step, runs: Runs, key: int, budget: int) -> int:
     """Removes a run that is not the first to make what is read; returns the change in excess."""
     op = op_of(key, step.ops)
@@ -358,7 +367,7 @@ def remove(step: Step, runs: Runs, key: int, budget: int) -> int:
     return excess
 
 
-@compiled
+@part
 def _insert(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
     """Adds an event of a tensor; returns its place, and where the tensor's events end."""
     begin = runs.events_at[tensor]
@@ -371,7 +380,7 @@ def _insert(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
     return place, end + 1
 
 
-@compiled
+@part
 def _delete(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
     """Removes an event of a tensor; returns its place, and where the tensor's events end."""
     begin = runs.events_at[tensor]
@@ -383,7 +392,7 @@ def _delete(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
     return place, end - 1
 
 
-@compiled
+@part
 def _lengthen(step: Step, runs: Runs, tensor: int, place: int, until: int, budget: int) -> int:
     """A copy lives on after the event before `place`, to the run `until`."""
     before = runs.events[place - 1]
@@ -392,7 +401,7 @@ def _lengthen(step: Step, runs: Runs, tensor: int, place: int, until: int, budge
     return excess + (_lend(step, runs, before >> 1, budget) if before % 2 else 0)
 
 
-@compiled
+@part
 def _shorten(step: Step, runs: Runs, tensor: int, place: int, until: int, budget: int) -> int:
     """A copy that lived to the run `until` dies with the event before `place`."""
     before = runs.events[place - 1]
@@ -401,7 +410,7 @@ def _shorten(step: Step, runs: Runs, tensor: int, place: int, until: int, budget
     return excess + (_lend(step, runs, before >> 1, budget) if before % 2 else 0)
 
 
-@compiled
+@part
 def is_idle(step: Step, runs: Runs, key: int) -> bool:
     """Whether nothing reads what a run makes, and it need not be."""
     op = op_of(key, step.ops)

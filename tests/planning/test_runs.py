@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import numba
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,14 @@ from memory_saving_gradients.planning.runs import Runs, Step, ops_of
 from memory_saving_gradients.planning.simulate import simulate
 from tests.planning.problems import problems
 from tests.replay import replay
+
+
+def for_python(part):
+    return numba.njit(lambda *arguments: part(*arguments))
+
+
+add, remove, has = map(for_python, (compiled.add, compiled.remove, compiled.has))
+may_add, total_above = map(for_python, (compiled.may_add, compiled.total_above))
 
 
 def one_more(number):
@@ -38,7 +47,7 @@ def check(step, runs, budget):
     np.testing.assert_array_equal(timeline, found.timeline)
     np.testing.assert_array_equal(runs.times, np.bincount(schedule, minlength=len(step.ops)))
     assert replay(step, schedule.tolist()) == found.peak
-    return compiled.total_above(runs, budget)
+    return total_above(runs, budget)
 
 
 @settings(max_examples=200, deadline=None)
@@ -55,11 +64,11 @@ def test_additions_and_removals_are_simulated(problem, data):
         if added and takes_away:
             key = data.draw(st.sampled_from(sorted(added)))
             added.remove(key)
-            excess += compiled.remove(step, runs, key, budget)
-        elif problem.may_repeat[op] and key not in added and compiled.may_add(step, runs, key):
+            excess += remove(step, runs, key, budget)
+        elif problem.may_repeat[op] and key not in added and may_add(step, runs, key):
             added.add(key)
-            excess += compiled.add(step, runs, key, budget)
-        assert compiled.has(runs, key) == (key in added)
+            excess += add(step, runs, key, budget)
+        assert has(runs, key) == (key in added)
         assert excess == check(problem, runs, budget)
 
 
