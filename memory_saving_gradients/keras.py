@@ -51,8 +51,9 @@ def save_memory(
         model: a Keras model, functional, sequential or subclassed, before or after `compile`.
         checkpoints: which forward tensors to keep, as in `gradients`; None undoes an earlier call.
         memory_budget: the peak of a step to stay within, as in `gradients`.
-        **more: max_overhead, max_recompute, plan, device, cost_model, batch_size, verify and
-            running_sums, as in `gradients`; `batch_size` is by default what `fit` is given.
+        **more: max_overhead, max_recompute, plan, plan_cache, device, cost_model, batch_size,
+            verify and running_sums, as in `gradients`; `batch_size` is by default what `fit` is
+            given.
 
     Returns:
         The model.

@@ -20,6 +20,14 @@ _WIDTH = 20
 logger = logging.getLogger("memory_saving_gradients")
 
 
+def say(what: str) -> None:
+    """Says something: on a terminal there, elsewhere in the log, at INFO."""
+    if sys.stderr.isatty():
+        print(what, file=sys.stderr)
+    else:
+        logger.info(what)
+
+
 @contextlib.contextmanager
 def shown(what: str) -> Iterator[None]:
     """Shows how far planning is, once it has taken two seconds.

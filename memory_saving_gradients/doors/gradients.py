@@ -33,6 +33,7 @@ def gradients(
     max_overhead: float | None = None,
     max_recompute: int | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
+    plan_cache: str | os.PathLike[str] | None = None,
     device: str = "cpu",
     cost_model: str = "analytical",
     batch_size: BatchSize = None,
@@ -77,6 +78,9 @@ def gradients(
             overhead; 1 means that it runs at most twice. None sets no bound.
         plan: a plan of the same graph to apply again, or the path where `Plan.save` put it; then
             nothing is planned.
+        plan_cache: a folder. A plan that is there for the same step and the same options is taken,
+            and nothing is planned; another one is stored there. It is for tomorrow's run: within
+            one process a step that is traced again is not planned again anyway.
         device: what to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local" for
             this machine's own device. Under XLA also what a budget is compiled for; for the named
             GPUs by the extra `xla-gpu`, without which rules decide.
@@ -122,6 +126,7 @@ def gradients(
         max_recompute=max_recompute,
         plan=plan,
         device=device,
+        plan_cache=plan_cache,
         cost_model=cost_model,
         batch_size=batch_size,
         verify=verify,

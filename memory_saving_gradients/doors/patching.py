@@ -35,8 +35,8 @@ class patch:
     Args:
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
-        **more: max_overhead, max_recompute, plan, device, cost_model, batch_size, verify and
-            running_sums, as in `gradients`.
+        **more: max_overhead, max_recompute, plan, plan_cache, device, cost_model, batch_size,
+            verify and running_sums, as in `gradients`.
 
     Attributes:
         plans: what was planned, newest last.

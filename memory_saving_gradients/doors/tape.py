@@ -36,8 +36,8 @@ class GradientTape(tf.GradientTape):
         watch_accessed_variables: as in `tf.GradientTape`.
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
-        **more: max_overhead, max_recompute, plan, device, cost_model, batch_size, verify and
-            running_sums, as in `gradients`.
+        **more: max_overhead, max_recompute, plan, plan_cache, device, cost_model, batch_size,
+            verify and running_sums, as in `gradients`.
 
     Raises:
         TypeError: an option is of a wrong type.

@@ -6,6 +6,7 @@ import dataclasses
 import numbers
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import tensorflow as tf
@@ -32,6 +33,7 @@ class MoreOptions(TypedDict, total=False):
     max_overhead: float | None
     max_recompute: int | None
     plan: Plan | str | os.PathLike[str] | None
+    plan_cache: str | os.PathLike[str] | None
     device: str
     cost_model: str
     batch_size: BatchSize
@@ -51,6 +53,7 @@ class Request:
         max_overhead: the extra cost allowed, as a share of the plain step's; None for any.
         most_runs: how often an op may run.
         plan: the plan to apply; of the rest nothing counts then.
+        plan_cache: the folder where plans are looked for and stored; None for none.
         device: the device to estimate costs for.
         cost_model: "analytical" or "measured".
         sizes: what is known of the inputs.
@@ -64,6 +67,7 @@ class Request:
     max_overhead: float | None = None
     most_runs: int = UNBOUNDED
     plan: Plan | None = None
+    plan_cache: Path | None = None
     device: str = "cpu"
     cost_model: str = "analytical"
     sizes: InputSizes = NOTHING_GIVEN
@@ -85,6 +89,7 @@ class Options:
     max_overhead: float | None = None
     max_recompute: int | None = None
     plan: Plan | str | os.PathLike[str] | None = None
+    plan_cache: str | os.PathLike[str] | None = None
     device: str = "cpu"
     cost_model: str = "analytical"
     batch_size: BatchSize = None
@@ -123,6 +128,8 @@ class Options:
                 raise TypeError(
                     f"plan must be a Plan or the path of a saved one, got {self.plan!r}"
                 )
+        if self.plan_cache is not None and not isinstance(self.plan_cache, str | os.PathLike):
+            raise TypeError(f"plan_cache must be the path of a folder, got {self.plan_cache!r}")
         if self.memory_budget is not None:
             parse_budget(self.memory_budget)
             if self.max_overhead is not None:
@@ -166,6 +173,8 @@ class Options:
         request = Request(
             "plan",
             None,
+            most_runs=_most_runs(self.max_recompute),
+            plan_cache=None if self.plan_cache is None else Path(self.plan_cache),
             device=self.device,
             cost_model=self.cost_model,
             sizes=sizes,
@@ -183,7 +192,6 @@ class Options:
                 request,
                 budget=parse_budget(self.memory_budget) if budgeted else None,
                 max_overhead=self.max_overhead,
-                most_runs=_most_runs(self.max_recompute),
             )
             free = self._says("memory") or self._says("auto")
             if free or is_empty_collection(self.checkpoints, graph):

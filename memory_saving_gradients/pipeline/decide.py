@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 
 from memory_saving_gradients.console.progress_bar import shown
-from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.graph.tf_private import Refusal
 from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.pipeline.answers import Question, answer
 from memory_saving_gradients.pipeline.why import unreachable
-from memory_saving_gradients.planning import runs
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
-from memory_saving_gradients.planning.search import UNBOUNDED, lowest, pinning, within
+from memory_saving_gradients.planning.search import UNBOUNDED
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
-from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 
@@ -78,16 +75,15 @@ def _schedule(reading: Reading, request: Request, budget: int | None) -> tuple[S
         return [planned[i] for i in request.plan.schedule], list(request.plan.given)
     kept = [t for t in request.kept or () if reading.numbers_of(t.name)]
     tensors = frozenset(number for t in kept for number in reading.numbers_of(t.name))
-    question = _Question(
+    question = Question(
         problem.structure,
         request.strategy,
         None if request.kept is None else tensors,
         budget,
         request.max_overhead,
         request.most_runs,
-        problem,
     )
-    return _answer(question), [t.name for t in kept]
+    return answer(question, problem, request.plan_cache), [t.name for t in kept]
 
 
 def by_memory(plan: Plan) -> Plan | None:
@@ -95,53 +91,9 @@ def by_memory(plan: Plan) -> Plan | None:
     if plan.strategy not in ("collection", "list", "policy"):
         return None
     problem = plan.problem
-    question = _Question(problem.structure, "memory", None, None, None, UNBOUNDED, problem)
+    question = Question(problem.structure, "memory", None, None, None, UNBOUNDED)
     with shown(f'memory_saving_gradients: planning {len(problem.ops)} ops by "memory"'):
-        return Plan.of("memory", problem, _answer(question))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Question:
-    """What a planner is asked; equal for two problems that differ in names alone."""
-
-    structure: str
-    strategy: str
-    kept: frozenset[int] | None
-    budget: int | None
-    max_overhead: float | None
-    most_runs: int
-    problem: Problem = dataclasses.field(compare=False)
-
-
-@functools.lru_cache(maxsize=4)
-def _answer(question: _Question) -> Schedule:
-    """The schedule; replicas of a model, and a graph that is traced again, get the same one."""
-    problem, kept = question.problem, question.kept
-    bounded = question.budget is not None or question.max_overhead is not None
-    if kept is not None and not bounded:
-        return keep_given(problem, set(kept))
-    _warn_if_not_stored()
-    if bounded:
-        allowed = (
-            without_expensive(problem)
-            if question.strategy == "speed"
-            else pinning(problem, set(kept or ()))
-        )
-        if question.budget is not None:
-            return within(allowed, question.budget, question.most_runs)
-        return lowest(allowed, question.most_runs, question.max_overhead or 0.0)
-    return STRATEGIES[question.strategy](problem, question.most_runs)
-
-
-@functools.cache
-def _warn_if_not_stored() -> None:
-    """Says once that every process has to compile the planner anew, which takes its time."""
-    if not runs.is_stored():
-        warn(
-            "memory_saving_gradients: the planner is compiled anew in every process, which takes "
-            "some 15 seconds, as neither its own folder nor the user's cache can be written: set "
-            "NUMBA_CACHE_DIR to a folder that can."
-        )
+        return Plan.of("memory", problem, answer(question, problem))
 
 
 def _check_same(planned: Problem, read: Problem) -> None:

@@ -40,6 +40,7 @@ from memory_saving_gradients.planning.runs import (
     add,
     compiled,
     has,
+    is_compiled_here,
     may_add,
     op_of,
     ops_of,
@@ -88,6 +89,11 @@ class Search(NamedTuple):
     moves: int
     hot: float
     seed: int
+
+
+def is_compiled() -> bool:
+    """Whether the search is stored on this machine; else its first call compiles it."""
+    return is_compiled_here(_search)
 
 
 def annealed(

@@ -63,6 +63,11 @@ def compiled(function: _Function) -> _Function:
     return cast(_Function, found)
 
 
+def is_compiled_here(function: Any) -> bool:
+    """Whether `function`, which is `compiled`, is stored on this machine."""
+    return any(Path(function.stats.cache_path).glob(f"*.{function.__name__}-*.nbi"))
+
+
 class Step(NamedTuple):
     """A problem as arrays: what op i reads lies between `reads_at[i]` and `reads_at[i + 1]`.
 

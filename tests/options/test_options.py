@@ -79,6 +79,7 @@ def test_every_door_takes_every_option(door, tmp_path):
         x,
         max_overhead=0.2,
         max_recompute=1,
+        plan_cache=tmp_path / "plans",
         device="a100",
         cost_model="analytical",
         batch_size=512,
@@ -87,6 +88,7 @@ def test_every_door_takes_every_option(door, tmp_path):
     )
     assert plan.strategy == "overhead"
     assert 0 < plan.overhead <= 0.2
+    assert [*(tmp_path / "plans").iterdir()]
     plan.save(tmp_path / "plan.json")
     (again,) = DOORS[door](x, plan=tmp_path / "plan.json")
     assert again.schedule == plan.schedule
@@ -96,3 +98,8 @@ def test_every_door_takes_every_option(door, tmp_path):
 def test_every_door_refuses_an_unknown_option(door):
     with pytest.raises(TypeError, match="memory_budgets"):
         DOORS[door](tf.zeros((8, WIDTH)), memory_budgets=0.5)
+
+
+def test_a_folder_for_plans_is_a_path():
+    with pytest.raises(TypeError, match="plan_cache must be the path of a folder, got True"):
+        Options("memory", plan_cache=True)

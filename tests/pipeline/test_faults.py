@@ -12,7 +12,7 @@ import tensorflow as tf
 from memory_saving_gradients import Plan, get_plans, gradients, gradients_memory
 from memory_saving_gradients.graph import calls, gate
 from memory_saving_gradients.graph import tf_private as private
-from memory_saving_gradients.pipeline import decide, plan_and_rewrite, save
+from memory_saving_gradients.pipeline import answers, plan_and_rewrite, save
 from memory_saving_gradients.planning import plan_data, strategies
 from memory_saving_gradients.reading import read, step_order
 from memory_saving_gradients.rewriting import rewrite, waves
@@ -91,7 +91,7 @@ def inject(monkeypatch, where, name, call):
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.sweep(4)
 def test_an_error_at_any_step_leaves_the_graph_plain(monkeypatch, name):
-    decide._answer.cache_clear()
+    answers.forget()
     with tf.Graph().as_default() as plain_graph:
         v1.set_random_seed(1)
         plain = network()
@@ -128,7 +128,7 @@ def test_an_error_in_a_compiled_step_leaves_it_plain(monkeypatch):
 
         return step.get_concrete_function(tf.TensorSpec((8, 33), tf.int32)).graph
 
-    decide._answer.cache_clear()
+    answers.forget()
     monkeypatch.delenv(save.STRICT)
 
     def failing(*args):

@@ -1,0 +1,126 @@
+"""What a planner is asked, and what it found: the same is planned once.
+
+Replicas of a model, a graph that is traced again and, with a folder, other processes find the plan
+there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from memory_saving_gradients import planning
+from memory_saving_gradients.console.progress_bar import say
+from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.planning import anneal, runs
+from memory_saving_gradients.planning.problem import Problem, Schedule
+from memory_saving_gradients.planning.search import lowest, pinning, within
+from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
+
+# A schedule takes some bytes for each of its runs.
+_REMEMBERED = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What a planner is asked; equal for two problems that differ in names alone."""
+
+    structure: str
+    strategy: str
+    kept: frozenset[int] | None
+    budget: int | None
+    max_overhead: float | None
+    most_runs: int
+
+
+_answers: dict[Question, np.ndarray] = {}
+
+
+def forget() -> None:
+    """Forgets what this process has planned."""
+    _answers.clear()
+
+
+def answer(question: Question, problem: Problem, folder: Path | None = None) -> Schedule:
+    """The schedule for a problem, planned if it is neither remembered nor in the folder."""
+    file = None if folder is None else _file(folder, question)
+    found = _answers.get(question)
+    if found is None and file:
+        found = _read(file)
+    if found is None:
+        found = np.asarray(_planned(question, problem), dtype=np.int32)
+    if file and _read(file) is None:
+        _write(file, found)
+    _answers[question] = found
+    while len(_answers) > _REMEMBERED:
+        _answers.pop(next(iter(_answers)), None)
+    return found.tolist()
+
+
+def _planned(question: Question, problem: Problem) -> Schedule:
+    kept = question.kept
+    bounded = question.budget is not None or question.max_overhead is not None
+    if kept is not None and not bounded:
+        return keep_given(problem, set(kept))
+    _say_if_compiling()
+    if bounded:
+        allowed = (
+            without_expensive(problem)
+            if question.strategy == "speed"
+            else pinning(problem, set(kept or ()))
+        )
+        if question.budget is not None:
+            return within(allowed, question.budget, question.most_runs)
+        return lowest(allowed, question.most_runs, question.max_overhead or 0.0)
+    return STRATEGIES[question.strategy](problem, question.most_runs)
+
+
+@functools.cache
+def _say_if_compiling() -> None:
+    """Says once that the planner has to be compiled, which takes its time."""
+    if not runs.is_stored():
+        warn(
+            "memory_saving_gradients: the planner is compiled anew in every process, which takes "
+            "some 15 seconds, as neither its own folder nor the user's cache can be written: set "
+            "NUMBA_CACHE_DIR to a folder that can."
+        )
+    elif not anneal.is_compiled():
+        say("memory_saving_gradients: compiling the planner, once on this machine: some 15 seconds")
+
+
+def _file(folder: Path, question: Question) -> Path:
+    """Where the answer of this version of the planner is."""
+    facts = dataclasses.replace(question, kept=None), sorted(question.kept or ())
+    name = hashlib.sha256(repr((facts, question.kept is None, _planner())).encode())
+    return folder / f"{name.hexdigest()[:40]}.npy"
+
+
+@functools.cache
+def _planner() -> str:
+    """Another one for each version of the planner."""
+    files = sorted(Path(planning.__path__[0]).glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _read(file: Path) -> np.ndarray | None:
+    """The schedule in a file; None where there is none, or half of one."""
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        return np.load(file, allow_pickle=False)
+    return None
+
+
+def _write(file: Path, schedule: np.ndarray) -> None:
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as opened:
+            np.save(opened, schedule)
+        os.replace(unfinished, file)
+    except OSError as error:
+        warn(f"memory_saving_gradients: the plan was not stored in plan_cache: {error}")
