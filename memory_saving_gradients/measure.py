@@ -341,12 +341,26 @@ class StepPeak:
 
 
 def available_bytes() -> int:
-    """The memory that this machine has left, in bytes.
+    """The memory that this process can still have, in bytes: of the machine, or of its container.
 
     Raises:
         OSError: the system does not tell.
     """
-    return _status("MemAvailable", "/proc/meminfo")
+    left = [_status("MemAvailable", "/proc/meminfo")]
+    for limit, used in _CGROUPS:
+        with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
+            left.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(0, min(left))
+
+
+# The limit of a container and what is in use, of control groups 2 and 1.
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
 
 
 def _status(field: str, path: str = "/proc/self/status") -> int:

@@ -67,11 +67,12 @@ def gradients(
         stop_gradients: as in `tf.gradients`.
         unconnected_gradients: as in `tf.gradients`.
         memory_budget: the peak to stay within, at the least overhead that is found: bytes (int), a
-            string (`"800MB"`, `"1.5GiB"`), or a float, 0 < f <= 1, as a share of the baseline
-            peak. It counts all that a step allocates at once (activations, gradients, recomputed
-            copies); variables, constants and fed inputs are not counted. Where it needs to, the
-            plan runs ops more than twice. With a budget, `checkpoints` may be left out; tensors
-            given there are kept.
+            string (`"800MB"`, `"1.5GiB"`), a float, 0 < f <= 1, as a share of the baseline peak, or
+            `"device"`: nine tenths (`"80% of device"`: four fifths) of the GPU's memory, or of what
+            the system has free, less variables and inputs. It counts all that a step allocates at
+            once (activations, gradients, recomputed copies); variables, constants and fed inputs
+            are not counted. Where it needs to, the plan runs ops more than twice. With a budget,
+            `checkpoints` may be left out; tensors given there are kept.
         max_overhead: the extra cost to stay within, a float above 0 as a share of the plain step's
             estimated cost: the lowest peak for it is planned. It takes the place of a budget.
         max_recompute: how often an op may be recomputed at most by a strategy, a budget or an

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.traced_step import Step, traced_step
-from memory_saving_gradients.options.budgets import parse_budget
+from memory_saving_gradients.options.budgets import OfDevice, parse_budget
+from memory_saving_gradients.pipeline.device_budget import device_bytes
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import lowest
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
@@ -80,7 +81,8 @@ def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> Max
         model_or_step: a Keras model, or a `tf.function` that computes gradients. A model that is
             not compiled is looked at without an optimizer, with the mean square of its outputs as
             the loss.
-        memory: bytes (int), or a string such as `"11GB"` or `"10GiB"`.
+        memory: bytes (int), or a string such as `"11GB"` or `"10GiB"`; `"device"` is nine tenths
+            of this machine's first GPU, or, without one, of what the system has free.
         example: one batch, as `fit` or the function takes it, arrays or tensors or their
             `tf.TensorSpec`: of a model `(x, y)`, of a function the tuple of its arguments. Needed
             where the step does not tell: a subclassed model, a function without `input_signature`.
@@ -102,6 +104,8 @@ def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> Max
         True
     """
     allowed = parse_budget(memory)
+    if isinstance(allowed, OfDevice):
+        allowed = int(allowed.share * device_bytes()[0])
     if isinstance(allowed, float):
         raise ValueError(f'memory must be bytes, such as "11GB", got the share {memory!r}')
     step = traced_step(model_or_step, example)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import tensorflow as tf
+
 from memory_saving_gradients.graph.tf_private import local_devices
 
 #: `DeviceProperties` fields: clock in MHz, caches and memory in bytes, bandwidth in kB/s.
@@ -39,6 +41,9 @@ DEVICES: dict[str, Device] = {
     "h100": _gpu(2 * 132, 1830, "9.0", 3350),
 }
 
+#: The memory of the GPUs, in bytes, by their data sheets; of two models the smaller one.
+MEMORY_BYTES = {"t4": 16 * 10**9, "v100": 16 * 10**9, "a100": 40 * 10**9, "h100": 80 * 10**9}
+
 #: The name of the machine's own device: its first GPU, or its processor.
 LOCAL = "local"
 
@@ -55,3 +60,17 @@ def described(device: str) -> Device:
     if device != LOCAL:
         return DEVICES[device]
     return max(local_devices(), key=lambda properties: properties["type"] == "GPU")
+
+
+def local_gpu_bytes() -> int | None:
+    """What TensorFlow may use of the machine's first GPU, in bytes; None if it has none."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return None
+    sizes = [one.get("memory_size", 0) for one in local_devices() if one["type"] == "GPU"]
+    limits = [
+        one.memory_limit * 2**20  # MiB
+        for one in tf.config.get_logical_device_configuration(gpus[0]) or []
+        if one.memory_limit
+    ]
+    return min([*sizes[:1], *limits[:1]], default=None)

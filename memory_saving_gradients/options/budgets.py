@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 import re
@@ -13,11 +14,22 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)}
 
 _UNDERSTOOD = (
-    'memory_budget must be a number of bytes (int), a string such as "800MB" or "1.5GiB", or a '
-    "float above 0 and up to 1, the share of the step's baseline peak"
+    'memory_budget must be a number of bytes (int), a string such as "800MB", "1.5GiB" or '
+    '"device", or a float above 0 and up to 1, the share of the step\'s baseline peak'
 )
 #: An int below this is no number of bytes that anybody means.
 LEAST_BYTES = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class OfDevice:
+    """A budget of what the device has.
+
+    Attributes:
+        share: the share of it that may be used; the rest is for what allocators waste.
+    """
+
+    share: float = 0.9
 
 
 class BudgetError(Refusal, ValueError):
@@ -34,15 +46,15 @@ class BudgetError(Refusal, ValueError):
         self.lowest_peak_bytes = lowest_peak_bytes
 
 
-def parse_budget(budget: Any) -> int | float:
-    """A budget as bytes (int) or as a share of the baseline peak (float).
+def parse_budget(budget: Any) -> int | float | OfDevice:
+    """A budget as bytes (int), as a share of the baseline peak (float), or as what a device has.
 
     Args:
         budget: an int in bytes; a string with a decimal (`"800MB"`) or binary unit (`"1.5GiB"`);
-            or a float, 0 < budget <= 1.
+            `"device"` or `"80% of device"`; or a float, 0 < budget <= 1.
 
     Returns:
-        Bytes as an int, or a share as a float.
+        Bytes as an int, a share as a float, or the share of a device.
 
     Raises:
         TypeError: it is of another type.
@@ -53,6 +65,8 @@ def parse_budget(budget: Any) -> int | float:
         >>> parse_budget("1.5GiB"), parse_budget(0.5)
         (1610612736, 0.5)
     """
+    if isinstance(budget, str) and budget.strip().lower().endswith("device"):
+        return _of_device(budget)
     if isinstance(budget, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?i?)b?\s*", budget.lower())
         if match is None or match[2] not in _UNITS:
@@ -75,3 +89,14 @@ def parse_budget(budget: Any) -> int | float:
     if value <= 0:
         raise ValueError(f"{_UNDERSTOOD}; got {budget!r}, which is not above 0")
     return value
+
+
+def _of_device(budget: str) -> OfDevice:
+    match = re.fullmatch(r"\s*(?:(\d+(?:\.\d*)?)\s*%\s*of\s+)?device\s*", budget.lower())
+    share = float(match[1]) / 100 if match and match[1] else OfDevice.share
+    if match is None or not 0 < share <= 1:
+        raise ValueError(
+            f'a budget of the device is "device", which is "{OfDevice.share:.0%} of device", or '
+            f'another share of it up to "100% of device"; got {budget!r}'
+        )
+    return OfDevice(share)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph.devices import check_device
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes
-from memory_saving_gradients.options.budgets import parse_budget
+from memory_saving_gradients.options.budgets import OfDevice, parse_budget
 from memory_saving_gradients.options.checkpoints_argument import (
     Checkpoints,
     check_checkpoints,
@@ -49,7 +49,8 @@ class Request:
         strategy: a name in `STRATEGIES`, "collection", "list", "policy", "budget" or "overhead"
             where that alone decides, or "plan".
         kept: the tensors to keep; None for a strategy that chooses by itself.
-        budget: bytes (int), a share of the baseline peak (float), or None for no budget.
+        budget: bytes (int), a share of the baseline peak (float), what the device has left for a
+            step, or None for no budget.
         max_overhead: the extra cost allowed, as a share of the plain step's; None for any.
         most_runs: how often an op may run.
         plan: the plan to apply; of the rest nothing counts then.
@@ -63,7 +64,7 @@ class Request:
 
     strategy: str
     kept: list[tf.Tensor] | None
-    budget: int | float | None = None
+    budget: int | float | OfDevice | None = None
     max_overhead: float | None = None
     most_runs: int = UNBOUNDED
     plan: Plan | None = None

@@ -9,10 +9,11 @@ from memory_saving_gradients.console.progress_bar import shown
 from memory_saving_gradients.graph.tf_private import Refusal
 from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.answers import Question, answer
+from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.why import unreachable
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import UNBOUNDED
-from memory_saving_gradients.planning.simulate import plain_peak, simulate
+from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 
@@ -33,10 +34,7 @@ def decide(reading: Reading, request: Request) -> Plan:
 
     Its problem has the ops in the order in which it runs them: see `Reading.in_order_of`.
     """
-    problem = reading.problem
-    budget = request.budget
-    if isinstance(budget, float):
-        budget = int(budget * plain_peak(problem))
+    budget = in_bytes(request, reading)
     schedule, given = _schedule(reading, request, budget)
     if budget is not None and peak(reading, schedule) > budget:
         raise unreachable(reading, schedule, budget, request.most_runs != UNBOUNDED)

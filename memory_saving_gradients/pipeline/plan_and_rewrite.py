@@ -16,9 +16,10 @@ from memory_saving_gradients.console.progress_bar import shown
 from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.shapes import InputSizes, WrongSize
-from memory_saving_gradients.options.budgets import BudgetError
+from memory_saving_gradients.options.budgets import BudgetError, OfDevice
 from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.decide import decide, is_worth_it, peak
+from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.planning.strategies import STRATEGIES
@@ -82,6 +83,8 @@ def plan_and_rewrite(
 def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
     """The plan by which the step is rewritten."""
     reading = read(step, request.cost_model, request.sizes)
+    if isinstance(request.budget, OfDevice):
+        request = dataclasses.replace(request, budget=in_bytes(request, reading))
     try:
         return _predicted(step, request, reading)
     except BudgetError as error:
@@ -200,9 +203,7 @@ def _plan_with_branches(step: BackwardPass, request: Request, plain: Reading) ->
             request.sizes,
         )
         if isinstance(request.budget, float):
-            request = dataclasses.replace(
-                request, budget=int(request.budget * plain_peak(plain.problem))
-            )
+            request = dataclasses.replace(request, budget=in_bytes(request, plain))
         plan = decide(reading, request)
         chosen = request.plan or request.budget is not None
         if not chosen and plan.peak_bytes >= decide(plain, request).peak_bytes:

@@ -47,7 +47,10 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
     if bounded:
         ways.append("raise max_recompute")
     if 2 * weights < all_bytes:
-        ways.append("make the batch smaller")
+        fits = _fitting_batch(reading, schedule, budget)
+        ways.append(
+            f"make the batch smaller, to about {fits}" if fits else "make the batch smaller"
+        )
     ways[0] = ways[0][0].upper() + ways[0][1:]
     advice = f"{', or '.join(ways)}."
     if 2 * weights >= all_bytes:
@@ -63,6 +66,20 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
         budget,
         simulation.peak,
     )
+
+
+def _fitting_batch(reading: Reading, schedule: Schedule, budget: int) -> int:
+    """The largest batch with which the schedule keeps the budget; 0 where that is not known."""
+    known = reading.batch_size if reading.growth else None
+    low, high = 0, known or 1
+    while known and high - low > 1:
+        middle = (low + high) // 2
+        smaller = reading.problem.grown(reading.growth, middle - known)
+        if simulate(smaller, schedule).peak <= budget:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def missed(reading: Reading, budget: int, lowest: int, plan: Plan) -> BudgetError:

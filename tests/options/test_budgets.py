@@ -258,6 +258,8 @@ def test_the_fixed_strategies_take_a_budget(graph):
         ({"memory_budget": 0}, ValueError, "memory_budget"),
         ({"memory_budget": "many"}, ValueError, "memory_budget"),
         ({"memory_budget": [1]}, TypeError, "memory_budget"),
+        ({"memory_budget": "120% of device"}, ValueError, 'up to "100% of device"'),
+        ({"memory_budget": "half of device"}, ValueError, "a budget of the device is"),
         ({"memory_budget": 0.5, "max_recompute": 0}, ValueError, "max_recompute"),
         ({"memory_budget": 0.5, "max_recompute": 1.5}, TypeError, "max_recompute"),
         ({"checkpoints": "collection", "max_recompute": 2}, ValueError, "give one of these"),

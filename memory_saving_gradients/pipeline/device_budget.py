@@ -1,0 +1,77 @@
+"""The bytes of a budget: those of a device are its memory, less what is there beside the step."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph.devices import MEMORY_BYTES, local_gpu_bytes
+from memory_saving_gradients.graph.shapes import filled, told
+from memory_saving_gradients.measure import available_bytes
+from memory_saving_gradients.options.budgets import OfDevice
+from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.planning.simulate import plain_peak
+from memory_saving_gradients.reading.read import Reading
+
+logger = logging.getLogger("memory_saving_gradients")
+
+
+def in_bytes(request: Request, reading: Reading) -> int | None:
+    """The budget of a request in bytes; None for no budget.
+
+    Raises:
+        OSError: the system does not tell what it has.
+    """
+    if isinstance(request.budget, float):
+        return int(request.budget * plain_peak(reading.problem))
+    if not isinstance(request.budget, OfDevice):
+        return request.budget
+    has, used = device_bytes(request.device)
+    graph = reading.step.graph
+    variables = _variables(graph)
+    # Those of a session come to be when it runs; others are there, which the system has seen.
+    there = graph.building_function and used is None
+    taken = (0 if there else max(variables, used or 0)) + _inputs(reading)
+    left = max(int(request.budget.share * has) - taken, 1)
+    logger.info(
+        "memory_budget of %.0f%% of the device: %.1f MB of %.1f MB, beside variables and inputs",
+        100 * request.budget.share,
+        left / 1e6,
+        has / 1e6,
+    )
+    return left
+
+
+def device_bytes(device: str = "cpu") -> tuple[int, int | None]:
+    """The memory of the device that a step is for, and what is in use of it, in bytes.
+
+    That is a GPU that is named, else the first one of this machine; without any it is what the
+    system has free, in which nothing is in use: None.
+    """
+    if device in MEMORY_BYTES:
+        return MEMORY_BYTES[device], 0
+    found = local_gpu_bytes()
+    if found is None:
+        return available_bytes(), None
+    return found, tf.config.experimental.get_memory_info("GPU:0")["current"]
+
+
+def _variables(graph: tf.Graph) -> int:
+    """The bytes of the variables of a graph."""
+    if graph.building_function:
+        found = graph.variables
+    else:
+        found = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    return sum((v.shape.num_elements() or 0) * v.dtype.size for v in found)
+
+
+def _inputs(reading: Reading) -> int:
+    """The bytes of what a step is fed."""
+    total = 0
+    for op in reading.step.needed:
+        if op.type == "Placeholder":
+            sizes = reading.sizes.of(op.name, told(op.outputs[0])) or []
+            total += math.prod(filled(sizes, reading.batch_size or 1)) * op.outputs[0].dtype.size
+    return total
