@@ -24,12 +24,12 @@ from memory_saving_gradients.doors.patching import patch
 from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.options.checkpoints_argument import Checkpoints
 from memory_saving_gradients.options.options import MoreOptions, Options
+from memory_saving_gradients.plans import registry
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.report import figures, summary
 
 __all__ = ["Checkpoint", "MemoryReport", "get_plans", "save_memory"]
 
-_plans: weakref.WeakKeyDictionary[Any, list[Plan]] = weakref.WeakKeyDictionary()
 _options: weakref.WeakKeyDictionary[Any, Options] = weakref.WeakKeyDictionary()
 _fed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # the batch of each `fit`
 
@@ -86,11 +86,11 @@ def save_memory(
 def _save_memory(model: Any, options: Options | None) -> Any:
     for name in ("train_step", "fit", "__reduce_ex__", "__deepcopy__"):
         model.__dict__.pop(name, None)
-    _plans.pop(model, None)
+    registry.of_models.pop(model, None)
     _options.pop(model, None)
     _fed.pop(model, None)
     if options is not None:
-        _plans[model] = []
+        registry.of_models[model] = []
         _options[model] = options
         model.__dict__["train_step"] = _saving(model, options)
         if options.batch_size is None:
@@ -111,11 +111,7 @@ def get_plans(model: Any) -> list[Plan]:
     Raises:
         ValueError: it was not.
     """
-    if model not in _plans:
-        raise ValueError(
-            f'model "{model.name}" was not given to memory_saving_gradients.keras.save_memory'
-        )
-    return list(_plans[model])
+    return registry.get_plans(model)
 
 
 def _model_classes() -> Any:
@@ -127,7 +123,7 @@ def _model_classes() -> Any:
 def _saving(model: Any, options: Options) -> Callable[..., Any]:
     """The model's own training step, run under `patch`."""
     step = model.train_step
-    plans = _plans[model]
+    plans = registry.of_models[model]
 
     @functools.wraps(step)
     def train_step(*args: Any, **kwargs: Any) -> Any:
@@ -254,12 +250,12 @@ class MemoryReport(keras.callbacks.Callback):
         self._writer: Any = None
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        if self.model not in _plans:
+        if self.model not in registry.of_models:
             warn(
                 f'memory_saving_gradients: model "{self.model.name}" trains plain, as it was not '
                 "given to memory_saving_gradients.keras.save_memory"
             )
-        self._known = len(_plans.get(self.model, []))
+        self._known = len(registry.of_models.get(self.model, []))
         self._built, self._measured_epoch = False, -1
         if self.log_dir is not None:
             self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
@@ -296,8 +292,10 @@ class MemoryReport(keras.callbacks.Callback):
             self._writer = None
 
     def _tell_plans(self) -> None:
-        plans = _plans.get(self.model, [])
-        told = plans[self._known :] or plans[-1:]
+        plans = registry.of_models.get(self.model, [])
+        # Keras traces twice, and finds the same plan.
+        distinct = {(plan.schedule, plan.peak_bytes): plan for plan in plans[self._known :][::-1]}
+        told = [*distinct.values()][::-1] or plans[-1:]
         described = "\n".join(summary.short(plan) for plan in told)
         described = described or "nothing was planned; see the warning above"
         print(f"memory_saving_gradients: {described}")

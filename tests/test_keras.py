@@ -211,3 +211,8 @@ def test_keras_2_works_through_patch():
     plain, ours = run(False), run(True)
     assert_same_training(ours, plain)
     assert ours[2]
+
+
+def test_a_budget_in_the_place_of_a_strategy_is_pointed_out():
+    with pytest.raises(ValueError, match=r'Did you mean memory_budget="4GB"\?'):
+        msg.keras.save_memory(keras.Sequential([keras.layers.Dense(4)]), "4GB")

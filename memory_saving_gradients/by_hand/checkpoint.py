@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,6 +73,7 @@ def checkpoint(
         )
     if not args and not kwargs:
         return _wrapped(function, policy)
+    _refuse_options_of_pytorch(function, kwargs)
     called = Called.of(function, args, kwargs)
     _check(called)
     eager = tf.executing_eagerly()
@@ -82,6 +84,27 @@ def checkpoint(
     if eager and part.serves_one_call:
         part = _Part(called, keep)
     return part(called, eager)
+
+
+# The keywords of `torch.utils.checkpoint.checkpoint`.
+_PYTORCH = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn")
+
+
+def _refuse_options_of_pytorch(function: Callable, kwargs: dict[str, Any]) -> None:
+    """Raises where a keyword is PyTorch's, and the part has no argument of that name."""
+    foreign = dict.fromkeys(name for name in _PYTORCH if name in kwargs)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it does not tell what it takes
+        return
+    try:
+        signature.bind_partial(**foreign)
+    except TypeError:
+        raise TypeError(
+            f"checkpoint has no option {next(iter(foreign))!r}, and hands keywords to the part, "
+            "which has none of that name: leave it out. Random numbers are kept as they were "
+            "drawn, and nothing is re-entered; context_fn is policy= here."
+        ) from None
 
 
 def _wrapped(function: Callable, policy: str | Policy | None) -> Callable:

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 import tensorflow as tf
 
+from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.doors.gradients import differentiated
 from memory_saving_gradients.doors.tape import GradientTape
 from memory_saving_gradients.graph import tf_private
@@ -72,6 +73,7 @@ class patch:
     def _begin(self, options: Options) -> None:
         self.options = options
         self.plans: list[Plan] = []
+        self._asked = False  # for gradients, since it was made
         #: In a `with` block: the threads that it covers.
         self._threads: weakref.WeakSet[threading.Thread] | None = None
         with _lock:
@@ -97,10 +99,18 @@ class patch:
 
     def __exit__(self, *exception: object) -> None:
         self.undo()
+        if not self._asked and exception[:1] == (None,):
+            warn(_NOTHING_TRACED)
 
     def _covers(self, thread: threading.Thread) -> bool:
         return self._threads is None or thread in self._threads
 
+
+_NOTHING_TRACED = (
+    "memory_saving_gradients: nothing was differentiated within this patch, so it changed nothing. "
+    "It covers what is traced within it: a tf.function, or a model's training step, that was "
+    "traced before stays as it was. Patch before its first call, or make the function anew."
+)
 
 _lock = threading.RLock()
 _patches: list[patch] = []  # oldest first
@@ -144,6 +154,8 @@ def _patched(before: Callable) -> Callable:
     @functools.wraps(before)
     def patched(*args: Any, **kwargs: Any) -> Any:
         active = _active()
+        if active is not None:
+            active._asked = True
         if active is None or tf.executing_eagerly():  # eagerly, TensorFlow says what is wrong
             return before(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
@@ -187,6 +199,8 @@ class PatchedTape(GradientTape):
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
         super().__init__(persistent, watch_accessed_variables)
         self._patch = _active()
+        if self._patch:
+            self._patch._asked = True
         self._options = self._patch.options if self._patch else None
 
     def _planned(self, plan: Plan) -> None:

@@ -40,7 +40,7 @@ class GradientTape(tf.GradientTape):
             verify and running_sums, as in `gradients`.
 
     Raises:
-        TypeError: an option is of a wrong type.
+        TypeError: `persistent` is a string, or an option is of a wrong type.
         ValueError: the strategy is unknown or the budget is not positive.
 
     Example:
@@ -64,6 +64,11 @@ class GradientTape(tf.GradientTape):
         memory_budget: int | str | float | None = None,
         **more: Unpack[MoreOptions],
     ) -> None:
+        if isinstance(persistent, str):
+            raise TypeError(
+                f"persistent must be a bool, got {persistent!r}: did you mean "
+                f"GradientTape(checkpoints={persistent!r})?"
+            )
         super().__init__(persistent, watch_accessed_variables)
         self._options: Options | None = Options.beside_memory(checkpoints, memory_budget, **more)
         self._inlined = contextlib.ExitStack()

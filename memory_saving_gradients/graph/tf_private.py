@@ -499,6 +499,14 @@ def set_unmerged(op: tf.Operation) -> None:
         op._set_attr(name, attr_value_pb2.AttrValue(b=True))
 
 
+def traces(function: Any) -> list[Any]:
+    """The concrete functions that a `tf.function` was traced to so far.
+
+    `Function._function_cache`: 2.13 on.
+    """
+    return list(function._function_cache.values())
+
+
 def local_devices() -> list[dict]:
     """The properties of this machine's devices. `Cluster.ListDevices`: 1.5 on."""
     devices = grappler_cluster.Cluster(allow_soft_placement=True).ListDevices()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.options.budgets import parse_budget
 from memory_saving_gradients.planning.strategies import STRATEGIES
 
 #: The graph collection that `"collection"` reads.
@@ -73,10 +75,14 @@ def check_checkpoints(checkpoints: Any) -> None:
     if isinstance(checkpoints, str):
         if checkpoints != "collection" and checkpoints not in STRATEGIES:
             known = ", ".join(f'"{name}"' for name in ["collection", *STRATEGIES])
+            hint = "A single name goes into a list."
+            with contextlib.suppress(ValueError):
+                parse_budget(checkpoints)
+                hint = f'Did you mean memory_budget="{checkpoints}"?'
             raise ValueError(
                 f'unknown strategy "{checkpoints}": checkpoints must be one of {known}, a list '
                 "of tensors, names or regular expressions, or a function from a tf.Operation to "
-                "bool. A single name goes into a list."
+                f"bool. {hint}"
             )
     elif not (
         callable(checkpoints)

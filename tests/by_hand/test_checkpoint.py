@@ -434,3 +434,11 @@ def test_where_nothing_is_saved_the_part_is_called_as_it_is(part, ws):
     with pytest.warns(UserWarning, match="saves nothing of .*lambda"):
         ours = run(functools.partial(checkpoint, policy=policy))
     assert_close(ours, run(plainly))
+
+
+def test_options_of_pytorch_are_named():
+    x = tf.ones((8, 8))
+    with pytest.raises(TypeError, match="checkpoint has no option 'use_reentrant'"):
+        checkpoint(tf.tanh, x, use_reentrant=False)
+    # One that the part takes is the part's.
+    assert checkpoint(lambda x, debug: x if debug else -x, x, debug=True)[0, 0] == 1

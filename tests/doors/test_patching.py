@@ -258,3 +258,20 @@ def test_eagerly_tensorflow_says_what_is_wrong():
     x = tf.ones(3)
     with msg.patch(), pytest.raises(RuntimeError, match="eager"):
         tf.gradients(x, x)
+
+
+def test_a_function_that_was_traced_before_is_told_of(weights):
+    @tf.function
+    def step(x):
+        return tf.gradients(tf.reduce_sum(network(x, weights)), weights)
+
+    step(tf.constant(X))
+    with pytest.warns(UserWarning, match="traced before stays as it was"), msg.patch() as patched:
+        step(tf.constant(X))
+    assert not patched.plans
+
+
+def test_an_error_within_a_block_is_no_reason_to_warn(recwarn):
+    with pytest.raises(KeyError), msg.patch():
+        raise KeyError
+    assert not recwarn.list

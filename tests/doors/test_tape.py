@@ -343,3 +343,8 @@ def test_nested_functions_are_called_as_ever_outside_of_the_tape(weights):
     assert [op.type for op in ops].count("StatefulPartitionedCall") + [op.type for op in ops].count(
         "PartitionedCall"
     ) >= 2  # forward and backward of `compiled`
+
+
+def test_a_strategy_in_the_place_of_persistent_is_pointed_out():
+    with pytest.raises(TypeError, match=r"did you mean\s+GradientTape\(checkpoints=.speed.\)"):
+        msg.GradientTape("speed")
