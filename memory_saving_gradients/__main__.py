@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
+import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -20,15 +23,17 @@ TARGET is a .keras file, or MODULE:CALLABLE, where the callable returns a Keras 
 compiled is looked at with SGD and the mean squared error."""
 
 _EXIT_CODES = """\
-exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan within the budget was found"""
+exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan within the budget was found, 130 Ctrl-C"""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=COMMAND,
         description="Train networks that do not fit into memory, on TensorFlow.",
-        epilog=_EXIT_CODES,
+        epilog=f"{COMMAND} COMMAND --help says more of a command.\n{_EXIT_CODES}",
     )
+    version = importlib.metadata.version("memory_saving_gradients")
+    parser.add_argument("--version", action="version", version=f"{COMMAND} {version}")
     everywhere = argparse.ArgumentParser(add_help=False)
     everywhere.add_argument("--debug", action="store_true", help="show tracebacks")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -112,12 +117,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `_quiet` has set it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             options.run(options)
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except BudgetError as error:
         if options.debug:
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def silenced() -> Iterator[None]:
 
 
 if _runs_as_command():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main`: no traceback out of an import
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with silenced():
         import tensorflow

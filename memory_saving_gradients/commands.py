@@ -9,6 +9,7 @@ import inspect
 import os
 import statistics
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from memory_saving_gradients.doors.traced_step import step_of_model, traced_step
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.decide import by_memory
 from memory_saving_gradients.pipeline.why import saves_little, why_little_is_saved
+from memory_saving_gradients.planning.units import said
 from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.report.figures import check_matplotlib
 
 # Steps that are timed, in turns.
 _ROUNDS = 5
@@ -31,6 +34,11 @@ _ROUNDS = 5
 
 def report(options: argparse.Namespace) -> None:
     """Says what is saved on a model; see `report --help`."""
+    if options.plot:
+        check_matplotlib()
+        options.plot.mkdir(parents=True, exist_ok=True)
+    if options.json and not options.json.parent.is_dir():
+        raise FileNotFoundError(f"--json {options.json}: there is no folder {options.json.parent}")
     model = load(options.target)
     asked = Options(**_options(options))
     plans = traced_step(model, options=asked).plans(options.batch_size)
@@ -62,15 +70,20 @@ def load(target: str) -> Any:
     """
     import keras
 
+    if keras.config.backend() != "tensorflow":
+        raise ValueError(
+            f"Keras runs on {keras.config.backend()}: set KERAS_BACKEND=tensorflow, or leave it out"
+        )
     module, colon, name = target.partition(":")
     if target.endswith(".keras"):
+        if Path(target).is_file() and not zipfile.is_zipfile(target):
+            raise ValueError(f"{target} is no .keras file: it is cut off, or of another kind")
         model = keras.models.load_model(target)
     elif colon and name:
         sys.path.insert(0, os.getcwd())
         found: Any = importlib.import_module(module)
         make = functools.reduce(getattr, name.split("."), found)
-        parameters = inspect.signature(make).parameters
-        model = make(**({"weights": None} if "weights" in parameters else {}))
+        model = make if isinstance(make, keras.Model) else _made(make)
     else:
         raise ValueError(f"TARGET must be a .keras file or MODULE:CALLABLE, got {target!r}")
     if not isinstance(model, keras.Model):
@@ -78,6 +91,12 @@ def load(target: str) -> Any:
     if not model.compiled:
         model.compile("sgd", "mse")
     return model
+
+
+def _made(make: Callable[..., Any]) -> Any:
+    """What a callable returns, where it can be without weights."""
+    parameters = inspect.signature(make).parameters
+    return make(**({"weights": None} if "weights" in parameters else {}))
 
 
 def make_step(target: str, batch_size: int, chosen: dict[str, Any] | None) -> Callable[[], Any]:
@@ -128,8 +147,8 @@ def _measured(options: argparse.Namespace) -> str:
     plain, saving = peaks["plain"], peaks["saving"]
     times = {name: statistics.median(found) for name, found in seconds.items()}
     return (
-        f"measured in `fit`, optimizer included: peak {plain / 1e6:,.1f} MB -> "
-        f"{saving / 1e6:,.1f} MB ({plain / max(saving, 1):.2f}x less), "
+        f"measured in `fit`, optimizer included: peak {said(plain)} -> "
+        f"{said(saving)} ({plain / max(saving, 1):.2f}x less), "
         f"step {times['plain']:.3f} s -> {times['saving']:.3f} s "
         f"({times['saving'] / times['plain']:.2f}x)"
     )
@@ -137,7 +156,6 @@ def _measured(options: argparse.Namespace) -> str:
 
 def _draw(plan: Plan, folder: Path) -> list[Path]:
     """The pictures of a plan, as PNG and SVG, and its trace for Perfetto."""
-    folder.mkdir(parents=True, exist_ok=True)
     figures = {
         "timeline": plan.plot(),
         "frontier": plan.plot_frontier(),

@@ -24,6 +24,7 @@ from memory_saving_gradients.doors.patching import patch
 from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.options.checkpoints_argument import Checkpoints
 from memory_saving_gradients.options.options import MoreOptions, Options
+from memory_saving_gradients.planning.units import said
 from memory_saving_gradients.plans import registry
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.report import figures, summary
@@ -279,12 +280,12 @@ class MemoryReport(keras.callbacks.Callback):
             first = self.measured_bytes is None
             self.measured_bytes = self._meter.bytes()
             self._meter = None
-            peak = self.measured_bytes / 1e6
             if first:
-                print(f"memory_saving_gradients: measured peak {peak:.1f} MB above the start")
+                peak = said(self.measured_bytes)
+                print(f"memory_saving_gradients: measured peak {peak} above the start")
             if self._writer is not None:
                 with self._writer.as_default(step=self._epoch):
-                    tf.summary.scalar("memory/measured_mb", peak)
+                    tf.summary.scalar("memory/measured_mb", self.measured_bytes / 1e6)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         if self._writer is not None:

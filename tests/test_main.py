@@ -1,8 +1,10 @@
 """The command line as a user calls it."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -27,6 +29,8 @@ def compiled():
     return model
 
 number = 3
+
+made = compiled()
 
 class Nested:
     build = staticmethod(build)
@@ -111,9 +115,13 @@ def test_a_saved_model(folder, capsys):
             "1.0 MB cannot be met",
         ),
         (["max-batch", TARGET, "--memory", "1MB"], 1, "does not hold the variables"),
+        (["max-batch", TARGET, "--memory", "0.5"], 1, "memory must be a number of bytes"),
+        (["report", "broken.keras"], 1, "broken.keras is no .keras file"),
+        (["report", TARGET, "--json", "nodir/r.json"], 1, "there is no folder nodir"),
     ],
 )
 def test_errors_are_one_line(folder, capsys, words, code, said):
+    (folder / "broken.keras").write_text("PK")
     assert main(words) == code
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -177,3 +185,45 @@ def test_a_report_for_an_overhead(folder, capsys):
     data = json.loads((folder / "report.json").read_text())
     assert data["strategy"] == "overhead"
     assert 0 < data["overhead"] <= 0.1
+
+
+def test_figures_that_cannot_be_drawn_are_refused_before_any_work(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["report", "my_models:broken", "--plot", "figures"]) == 1
+    assert "memory_saving_gradients[plot]" in capsys.readouterr().err
+    assert not (folder / "figures").exists()
+
+
+def test_a_model_in_the_place_of_a_callable(folder, capsys):
+    assert main(["report", "my_models:made"]) == 0
+    assert "Kept for the backward pass" in capsys.readouterr().out
+
+
+def test_keras_on_another_backend_is_refused(folder, capsys, monkeypatch):
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    assert main(["report", TARGET]) == 1
+    assert "Keras runs on jax: set KERAS_BACKEND=tensorflow" in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"{COMMAND} 1.")
+
+
+def test_who_reads_one_line_has_enough(folder):
+    command = [sys.executable, "-u", "-m", "memory_saving_gradients", "report", TARGET]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
+        ran.stdout.readline()
+        ran.stdout.close()
+        assert ran.stderr.read() == b""
+
+
+def test_ctrl_c_while_tensorflow_is_loaded_leaves_no_traceback():
+    command = [sys.executable, "-m", "memory_saving_gradients", "--version"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
+        time.sleep(1)  # TensorFlow takes some seconds to load
+        ran.send_signal(signal.SIGINT)
+        assert ran.stderr.read() == b""
+    assert ran.returncode in (-signal.SIGINT, 130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import lowest
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
+from memory_saving_gradients.planning.units import said
 from memory_saving_gradients.report.summary import rendered
 
 # The batch that is read first, the largest that is looked for, how near to the largest possible one
@@ -64,7 +66,7 @@ class MaxBatch:
         return rendered(_table(self)).rstrip()
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self}</pre>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> MaxBatch:
@@ -103,7 +105,7 @@ def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> Max
         >>> found.ways["memory"].batch_size > found.ways["plain"].batch_size > 0
         True
     """
-    allowed = parse_budget(memory)
+    allowed = parse_budget(memory, "memory")
     if isinstance(allowed, OfDevice):
         allowed = int(allowed.share * device_bytes()[0])
     if isinstance(allowed, float):
@@ -111,8 +113,8 @@ def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> Max
     step = traced_step(model_or_step, example)
     if allowed <= step.variables_bytes:
         raise ValueError(
-            f"memory of {allowed / 1e6:,.1f} MB does not hold the variables alone: they take "
-            f"{step.variables_bytes / 1e6:,.1f} MB"
+            f"memory of {said(allowed)} does not hold the variables alone: they take "
+            f"{said(step.variables_bytes)}"
         )
     search = _Search(step, allowed)
     with bar("looking for the largest batch", len(_WAYS)) as tick:
@@ -120,6 +122,9 @@ def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> Max
         for name in _WAYS:
             ways[name] = search.largest(name, ways["plain"].batch_size if ways else 0)
             tick()
+    for name, most in _MOST.items():  # what another way does better, this one may do, too
+        allowing = (one for one in ways.values() if one.overhead <= most)
+        ways[name] = max(allowing, key=lambda one: (one.batch_size, -one.overhead))
     return MaxBatch(allowed, step.variables_bytes, ways)
 
 
@@ -129,10 +134,8 @@ _WAYS: dict[str, Callable[[Problem], Schedule]] = {
     "speed": STRATEGIES["speed"],
     "memory": STRATEGIES["memory"],
 }
-_WAYS |= {
-    f"{most:.0%} extra cost": functools.partial(lowest, max_overhead=most)
-    for most in (0.1, 0.2, 0.33)
-}
+_MOST = {f"{most:.0%} extra cost": most for most in (0.1, 0.2, 0.33)}
+_WAYS |= {name: functools.partial(lowest, max_overhead=most) for name, most in _MOST.items()}
 
 
 class _Search:

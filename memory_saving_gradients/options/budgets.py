@@ -14,8 +14,8 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)}
 
 _UNDERSTOOD = (
-    'memory_budget must be a number of bytes (int), a string such as "800MB", "1.5GiB" or '
-    '"device", or a float above 0 and up to 1, the share of the step\'s baseline peak'
+    'must be a number of bytes (int), a string such as "800MB", "1.5GiB" or "device", or a float '
+    "above 0 and up to 1, the share of the step's baseline peak"
 )
 #: An int below this is no number of bytes that anybody means.
 LEAST_BYTES = 2**20
@@ -46,12 +46,14 @@ class BudgetError(Refusal, ValueError):
         self.lowest_peak_bytes = lowest_peak_bytes
 
 
-def parse_budget(budget: Any) -> int | float | OfDevice:
+def parse_budget(budget: Any, name: str = "memory_budget") -> int | float | OfDevice:
     """A budget as bytes (int), as a share of the baseline peak (float), or as what a device has.
 
     Args:
         budget: an int in bytes; a string with a decimal (`"800MB"`) or binary unit (`"1.5GiB"`);
             `"device"` or `"80% of device"`; or a float, 0 < budget <= 1.
+
+        name: the option that it is, for errors.
 
     Returns:
         Bytes as an int, a share as a float, or the share of a device.
@@ -70,24 +72,24 @@ def parse_budget(budget: Any) -> int | float | OfDevice:
     if isinstance(budget, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?i?)b?\s*", budget.lower())
         if match is None or match[2] not in _UNITS:
-            raise ValueError(f"{_UNDERSTOOD}; got {budget!r}")
+            raise ValueError(f"{name} {_UNDERSTOOD}; got {budget!r}")
         value: int | float = int(float(match[1]) * _UNITS[match[2]])
     elif isinstance(budget, bool) or not isinstance(budget, numbers.Real):
-        raise TypeError(f"{_UNDERSTOOD}; got {budget!r} of type {type(budget).__name__}")
+        raise TypeError(f"{name} {_UNDERSTOOD}; got {budget!r} of type {type(budget).__name__}")
     elif isinstance(budget, numbers.Integral):
         value = int(budget)
         if 0 < value < LEAST_BYTES:
             share = f"{value / 100} or " if value <= 100 else ""
             raise ValueError(
-                f"memory_budget={value} would be {value} bytes: did you mean {share}"
+                f"{name}={value} would be {value} bytes: did you mean {share}"
                 f'"{value}MB"? If you mean bytes, say "{value}B".'
             )
     else:
         value = float(budget)
         if math.isnan(value) or value > 1:
-            raise ValueError(f"{_UNDERSTOOD}; got {budget!r}. For bytes, give an int.")
+            raise ValueError(f"{name} {_UNDERSTOOD}; got {budget!r}. For bytes, give an int.")
     if value <= 0:
-        raise ValueError(f"{_UNDERSTOOD}; got {budget!r}, which is not above 0")
+        raise ValueError(f"{name} {_UNDERSTOOD}; got {budget!r}, which is not above 0")
     return value
 
 

@@ -13,6 +13,7 @@ from memory_saving_gradients.measure import available_bytes
 from memory_saving_gradients.options.budgets import OfDevice
 from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.planning.simulate import plain_peak
+from memory_saving_gradients.planning.units import said
 from memory_saving_gradients.reading.read import Reading
 
 logger = logging.getLogger("memory_saving_gradients")
@@ -36,10 +37,10 @@ def in_bytes(request: Request, reading: Reading) -> int | None:
     taken = (0 if there else max(variables, used or 0)) + _inputs(reading)
     left = max(int(request.budget.share * has) - taken, 1)
     logger.info(
-        "memory_budget of %.0f%% of the device: %.1f MB of %.1f MB, beside variables and inputs",
+        "memory_budget of %.0f%% of the device: %s of %s, beside variables and inputs",
         100 * request.budget.share,
-        left / 1e6,
-        has / 1e6,
+        said(left),
+        said(has),
     )
     return left
 

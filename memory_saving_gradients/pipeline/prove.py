@@ -21,6 +21,7 @@ from memory_saving_gradients.pipeline.decide import decide, plain
 from memory_saving_gradients.pipeline.why import missed
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.planning.stretches import fewer_stretches
+from memory_saving_gradients.planning.units import said
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.reading.measured_costs import CannotMeasure, stand_ins
@@ -106,7 +107,7 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
     except BudgetError as error:
         warn(
             f"memory_saving_gradients: with what TensorFlow makes of it, this step may take "
-            f"{error.lowest_peak_bytes / 1e6:.1f} MB where {budget / 1e6:.1f} MB are allowed. "
+            f"{said(error.lowest_peak_bytes)} where {said(budget)} are allowed. "
             "verify=True measures it"
         )
         _rewrite(reading, plan)
@@ -179,7 +180,7 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
         raise missed(reading, budget, _compiled_peak(lowest), lowest)
     warn(
         f"memory_saving_gradients: XLA's compiler for {target} allocates "
-        f"{_compiled_peak(lowest) / 1e6:.1f} MB for this step where {budget / 1e6:.1f} MB are "
+        f"{said(_compiled_peak(lowest))} for this step where {said(budget)} are "
         "allowed. verify=True makes that an error"
     )
     return lowest
@@ -313,9 +314,9 @@ def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Pl
 
 def _kept(error: BudgetError, what: str, found: int) -> str:
     return (
-        f"memory_saving_gradients: memory_budget of {error.budget_bytes / 1e6:.1f} MB is kept by "
-        f"no plan as predicted: the lowest peak would be {error.lowest_peak_bytes / 1e6:.1f} MB. "
-        f"But {what} takes {found / 1e6:.1f} MB, as measured"
+        f"memory_saving_gradients: memory_budget of {said(error.budget_bytes)} is kept by "
+        f"no plan as predicted: the lowest peak would be {said(error.lowest_peak_bytes)}. "
+        f"But {what} takes {said(found)}, as measured"
     )
 
 

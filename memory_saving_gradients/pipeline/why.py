@@ -8,6 +8,7 @@ from memory_saving_gradients.graph.origin import origin
 from memory_saving_gradients.options.budgets import LEAST_BYTES, BudgetError
 from memory_saving_gradients.planning.problem import Schedule
 from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.units import said
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.report.obstacles import in_the_way
@@ -35,11 +36,11 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
     names = [problem.tensors[t].name for t in held]
     tensors = [graph.get_tensor_by_name(name) for name in names[:_HOLDERS]]
     largest = "; ".join(
-        f"{_named(t.name, t.op)}, {problem.tensors[i].bytes / 1e6:.1f} MB"
+        f"{_named(t.name, t.op)}, {said(problem.tensors[i].bytes)}"
         for t, i in zip(tensors, held, strict=False)
     )
     workspace = problem.ops[schedule[entry]].workspace
-    scratch = f" It takes {workspace / 1e6:.1f} MB of scratch space." if workspace else ""
+    scratch = f" It takes {said(workspace)} of scratch space." if workspace else ""
     all_bytes = sum(problem.tensors[t].bytes for t in held) + workspace
     weights = sum(problem.tensors[t].bytes for t in held if t in reading.roles.of_weights)
     target = reading.step.target
@@ -59,9 +60,9 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
             "makes smaller."
         )
     return BudgetError(
-        f"memory_budget of {budget / 1e6:.1f} MB cannot be met for the gradients of "
+        f"memory_budget of {said(budget)} cannot be met for the gradients of "
         f"{_named(target.name, target.op)}: the lowest peak found is "
-        f"{simulation.peak / 1e6:.1f} MB, while {_named(op.name, op)} runs.{scratch} The largest "
+        f"{said(simulation.peak)}, while {_named(op.name, op)} runs.{scratch} The largest "
         f"of the {len(held)} tensors that are alive then: {largest}. {advice}",
         budget,
         simulation.peak,
@@ -96,11 +97,11 @@ def missed(reading: Reading, budget: int, lowest: int, plan: Plan) -> BudgetErro
     if plan.process_peak_bytes is not None:
         both = (
             f" That is the process; TensorFlow's allocator was asked for "
-            f"{(plan.measured_peak_bytes or 0) / 1e6:.1f} MB."
+            f"{said(plan.measured_peak_bytes or 0)}."
         )
     return BudgetError(
-        f"memory_budget of {budget / 1e6:.1f} MB is kept by no run for the gradients of "
-        f"{_named(target.name, target.op)}: the lowest measured peak is {lowest / 1e6:.1f} MB."
+        f"memory_budget of {said(budget)} is kept by no run for the gradients of "
+        f"{_named(target.name, target.op)}: the lowest measured peak is {said(lowest)}."
         f"{both} Allow at least {_said(lowest)}, or make the batch smaller.",
         budget,
         lowest,
@@ -126,7 +127,6 @@ def why_nothing_is_saved(plan: Plan, by_memory: Plan | None) -> str:
         by_memory: what "memory" would give, where checkpoints were given.
     """
     problem = plan.problem
-    peak = plan.baseline_peak_bytes / 1e6
     intro = (
         f'memory_saving_gradients: checkpoints="{plan.strategy}" saves nothing here, so the graph '
         "stays as tf.gradients leaves it. "
@@ -137,8 +137,8 @@ def why_nothing_is_saved(plan: Plan, by_memory: Plan | None) -> str:
             "from inputs, variables, or ops with state."
         )
     return intro + (
-        f"The predicted peak is {peak:.1f} MB as it is and would be {plan.peak_bytes / 1e6:.1f} MB "
-        f"with {len(plan.recomputed)} ops recomputed. {in_the_way(plan)}"
+        f"The predicted peak is {said(plan.baseline_peak_bytes)} as it is and would be "
+        f"{said(plan.peak_bytes)} with {len(plan.recomputed)} ops recomputed. {in_the_way(plan)}"
         f"{_instead(by_memory)}"
     )
 
@@ -153,7 +153,7 @@ def why_little_is_saved(plan: Plan, by_memory: Plan | None) -> str:
     """The warning of a plan that leaves most of the peak, and what to try; see the other one."""
     return (
         f'memory_saving_gradients: checkpoints="{plan.strategy}" saves little here: '
-        f"{plan.baseline_peak_bytes / 1e6:.1f} MB -> {plan.peak_bytes / 1e6:.1f} MB at an "
+        f"{said(plan.baseline_peak_bytes)} -> {said(plan.peak_bytes)} at an "
         f"overhead of {plan.overhead:.1%}, as predicted. {in_the_way(plan)}{_instead(by_memory)}"
     )
 
@@ -162,9 +162,8 @@ def _instead(plan: Plan | None) -> str:
     """What another plan would give."""
     if plan is None:
         return ""
-    peak = plan.peak_bytes / 1e6
     return (
-        f' checkpoints="{plan.strategy}" would give {peak:.1f} MB at an overhead of '
+        f' checkpoints="{plan.strategy}" would give {said(plan.peak_bytes)} at an overhead of '
         f"{plan.overhead:.1%}."
     )
 

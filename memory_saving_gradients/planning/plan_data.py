@@ -14,6 +14,7 @@ from memory_saving_gradients.planning.keep import kept_tensors
 from memory_saving_gradients.planning.labels import Labels
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
+from memory_saving_gradients.planning.units import said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,20 +106,20 @@ class PlanData:
     def __str__(self) -> str:
         measured = ""
         if self.measured_peak_bytes is not None:
-            measured = f", measured {self.measured_peak_bytes / 1e6:.1f} MB"
+            measured = f", measured {said(self.measured_peak_bytes)}"
         if self.process_peak_bytes is not None:
-            measured += f" ({self.process_peak_bytes / 1e6:.1f} MB of the process)"
+            measured += f" ({said(self.process_peak_bytes)} of the process)"
         if self.compiled_peak_bytes is not None:
-            compiled = f"{self.compiled_peak_bytes / 1e6:.1f} MB"
+            compiled = said(self.compiled_peak_bytes)
             measured = f", {compiled} by XLA's compiler for {self.compiled_for}"
         ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
         alone = self.baseline_one_thread_bytes or self.baseline_peak_bytes
         if abs(alone - self.baseline_peak_bytes) > _APART * self.baseline_peak_bytes:
-            measured += f", plain {alone / 1e6:.1f} MB in a session of one inter-op thread"
-        budget = "" if self.budget_bytes is None else f" of {self.budget_bytes / 1e6:.1f} MB"
+            measured += f", plain {said(alone)} in a session of one inter-op thread"
+        budget = "" if self.budget_bytes is None else f" of {said(self.budget_bytes)}"
         return (
-            f"{self.strategy}{budget}: predicted peak {self.baseline_peak_bytes / 1e6:.1f} MB -> "
-            f"{self.peak_bytes / 1e6:.1f} MB ({ratio:.2f}x){measured}, "
+            f"{self.strategy}{budget}: predicted peak {said(self.baseline_peak_bytes)} -> "
+            f"{said(self.peak_bytes)} ({ratio:.2f}x){measured}, "
             f"overhead {self.overhead:.1%}, "
             f"{len(self.recomputed)} ops recomputed{self._for_batch()}, {self.seconds:.2f} s"
         )

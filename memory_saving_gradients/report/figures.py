@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 from collections.abc import Sequence
@@ -227,13 +228,17 @@ def _title(plan: PlanData) -> str:
     return f"{plan.strategy}: {ratio:.1f}× less memory for {plan.overhead:.0%} more time"
 
 
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure as Plain
-    except ImportError as error:
+def check_matplotlib() -> None:
+    """Raises an ImportError if nothing can be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
         raise ImportError(
             "pictures of a plan need matplotlib: pip install 'memory_saving_gradients[plot]'"
-        ) from error
+        )
+
+
+def _figure(width: float, height: float) -> Figure:
+    check_matplotlib()
+    from matplotlib.figure import Figure as Plain
 
     class Shown(Plain):
         """A figure that a notebook shows, whatever the backend of pyplot."""

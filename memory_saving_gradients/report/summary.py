@@ -45,7 +45,7 @@ def text(plan: PlanData, file: IO[str] | None = None) -> str:
 def rendered(shown: RenderableType, file: IO[str] | None = None) -> str:
     """Anything of rich as text: as wide as the terminal that `file` is, or else 120 columns."""
     out = io.StringIO()
-    terminal = Console(file=file)
+    terminal = Console(file=file, force_jupyter=False)
     width = terminal.width if terminal.is_terminal else _WIDTH
     colours = terminal.color_system if terminal.is_terminal else None
     console = Console(
@@ -53,6 +53,7 @@ def rendered(shown: RenderableType, file: IO[str] | None = None) -> str:
         width=width,
         force_terminal=terminal.is_terminal,
         color_system=colours,  # type: ignore[arg-type]
+        force_jupyter=False,  # there it would show itself instead
     )
     console.print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
