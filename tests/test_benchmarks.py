@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import gradients, gradients_memory
-from scripts.benchmarks import common, notes, run, stamp, tables
+from scripts.benchmarks import common, gpu, notes, run, stamp, tables
 from scripts.benchmarks.fresh import fresh
 from scripts.benchmarks.peers_tensorflow import Row
 from scripts.benchmarks.render import fill
@@ -179,3 +179,16 @@ def test_misses_of_the_hard_graphs_are_named():
     assert "Of the 3 budgets that can be met on 2 graphs, 2 are kept to 1.02" in said
     assert "0.700 (LSTM) to 1.500 (GAN)" in said
     assert said.endswith("in brackets: GAN 1.500 (the lowest).")
+
+
+@pytest.mark.slow
+def test_the_benchmark_for_gpus_runs_without_one(tmp_path, capsys):
+    gpu.main(["--output", str(tmp_path / "gpu.json")])
+    assert "there is no GPU" in capsys.readouterr().out
+    content = json.loads((tmp_path / "gpu.json").read_text())
+    assert [*content["results"]] == [*gpu.SMALL]
+    for row in content["results"].values():
+        for ways in row.values():
+            assert [*ways] == [*gpu.WAYS]
+            assert ways["memory"]["peak_bytes"] > 0
+            assert ways["memory"]["time_ratio"] > 0

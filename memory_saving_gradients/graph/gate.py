@@ -82,7 +82,7 @@ def _loop(specs: tuple[tuple[tuple | None, tf.DType], ...]) -> tuple:
     """The condition and the body of the loop for tensors of these shapes and types."""
     signature = [tf.TensorSpec(shape, dtype) for shape, dtype in specs]
     with tf.init_scope():
-        condition = tf.function(lambda never, *_: never, signature, autograph=False)
+        condition = tf.function(lambda never, *rest: never, signature, autograph=False)
         body = tf.function(
             lambda *tensors: [tf.zeros_like(t) for t in tensors], signature, autograph=False
         )

@@ -26,7 +26,8 @@ def fresh(function: Callable, *arguments: Any, **environment: str) -> Any:
     """
     if isinstance(function, functools.partial):
         return fresh(function.func, *function.args, *arguments, **environment)
-    name = f"{function.__module__}:{function.__name__}"
+    module = sys.modules[function.__module__].__spec__  # of what runs by -m, not "__main__"
+    name = f"{module.name if module else function.__module__}:{function.__name__}"
     command = [sys.executable, "-m", "scripts.benchmarks.fresh", name, json.dumps(arguments)]
     settings = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | environment
     ran = subprocess.run(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, check=True)
