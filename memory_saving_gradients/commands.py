@@ -6,6 +6,7 @@ import argparse
 import functools
 import importlib
 import inspect
+import math
 import os
 import statistics
 import sys
@@ -16,17 +17,21 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from memory_saving_gradients import measure
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.max_batch import max_batch
-from memory_saving_gradients.doors.traced_step import step_of_model, traced_step
+from memory_saving_gradients.doors.traced_step import Step, step_of_model, traced_step
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.decide import by_memory
+from memory_saving_gradients.pipeline.device_budget import device_bytes
 from memory_saving_gradients.pipeline.why import saves_little, why_little_is_saved
 from memory_saving_gradients.planning.units import said
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.report.figures import check_matplotlib
+from memory_saving_gradients.report.summary import rendered
 
 # Steps that are timed, in turns.
 _ROUNDS = 5
@@ -41,20 +46,48 @@ def report(options: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--json {options.json}: there is no folder {options.json.parent}")
     model = load(options.target)
     asked = Options(**_options(options))
-    plans = traced_step(model, options=asked).plans(options.batch_size)
+    step = traced_step(model, options=asked)
+    plans = step.plans(options.batch_size)
     for plan in plans:
         plan.summary()
         if saves_little(plan):
             print(f"\n{why_little_is_saved(plan, by_memory(plan))}")
+    plan = max(plans, key=lambda plan: plan.peak_bytes)
+    print("\n" + rendered(_in_all(model, step, plan, options.batch_size)).rstrip())
     if options.measure:
         print("\n" + _measured(options))
-    plan = max(plans, key=lambda plan: plan.peak_bytes)
     if options.plot:
         for path in _draw(plan, options.plot):
             print(f"written: {path}")
     if options.json:
         options.json.write_text(plan.to_json() + "\n")
         print(f"written: {options.json}")
+
+
+def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
+    """All that a device holds at the peak of a step, plain and as planned."""
+    weights = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.weights)
+    inputs = batch_size * step.example_bytes
+    rows = {
+        "weights": (weights, weights),
+        "optimizer, metrics": (max(0, step.variables_bytes - weights),) * 2,
+        "inputs": (inputs, inputs),
+        "activations, gradients, scratch": (plan.baseline_peak_bytes, plan.peak_bytes),
+    }
+    has, used = device_bytes()
+    table = Table(
+        title=f"In all, of {said(has)} that {'the system has free' if used is None else 'it has'}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_footer=True,
+    )
+    plain, planned = (sum(column) for column in zip(*rows.values(), strict=True))
+    table.add_column("what", "in all")
+    table.add_column("plain", said(plain), justify="right")
+    table.add_column("as planned", said(planned), justify="right")
+    for name, sizes in rows.items():
+        table.add_row(name, *map(said, sizes))
+    return table
 
 
 def largest_batch(options: argparse.Namespace) -> None:

@@ -62,6 +62,23 @@ def test_a_report_with_figures_and_data(folder, capsys):
     assert "for a batch of 4096" in said
     assert "Kept for the backward pass" in said
     assert "layer_" in said
+    table = said[said.index("In all, of") :].splitlines()
+    rows = {row.split("  ")[1].strip(): row.split() for row in table if row.endswith("B")}
+    plain, planned = (
+        sum(
+            float(rows[name][place]) * {"MB": 1, "kB": 1e-3}[rows[name][place + 1]]
+            for name in (
+                "weights",
+                "optimizer, metrics",
+                "inputs",
+                "activations, gradients, scratch",
+            )
+        )
+        for place in (-4, -2)
+    )
+    assert float(rows["in all"][-4]) == pytest.approx(plain, abs=0.3)
+    assert float(rows["in all"][-2]) == pytest.approx(planned, abs=0.3)
+    assert planned < plain
     data = json.loads((folder / "report.json").read_text())
     assert data["peak_bytes"] < data["baseline_peak_bytes"]
     for name in ("timeline", "frontier", "network"):
