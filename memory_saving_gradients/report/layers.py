@@ -25,6 +25,7 @@ class Row:
         again: bytes of those that are made again.
         plain: bytes of those that nothing wants after the forward pass.
         segment: the segment that makes most of `again`, from 1; 0 for none.
+        overhead: what running them again costs, as a share of the cost of the plain step.
     """
 
     label: str
@@ -32,6 +33,7 @@ class Row:
     again: int
     plain: int
     segment: int
+    overhead: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,7 @@ def coarse(plan: PlanData) -> tuple[list[Row], list[Arc]]:
         for number, part in enumerate(facts.segments(plan), 1)
         for entry in part.entries
     }
+    costs, times = problem.costs, collections.Counter(plan.schedule)
     rows = []
     for group in groups:
         made = [(t, i) for i in group for t in problem.ops[i].outputs]
@@ -67,7 +70,8 @@ def coarse(plan: PlanData) -> tuple[list[Row], list[Arc]]:
                 again[in_segment[i]] += problem.tensors[t].bytes
         segment = again.most_common(1)[0][0] if again else 0
         label = _label([paths[i] for i in group])
-        rows.append(Row(label, sums["kept"], sums["again"], sums["plain"], segment))
+        more = sum(costs[i] * (times[i] - 1) for i in group) / max(costs.sum(), 1e-300)
+        rows.append(Row(label, sums["kept"], sums["again"], sums["plain"], segment, more))
     return rows, _arcs(plan, groups)
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memory_saving_gradients.planning.plan_data import PlanData
-from memory_saving_gradients.report import facts
+from memory_saving_gradients.report import facts, layers
 
 # The width where there is no terminal.
 _WIDTH = 120
@@ -74,6 +74,7 @@ def _tables(plan: PlanData) -> RenderableType:
     peak = facts.at_peak(plan)
     return Group(
         Text(f"{plan}", style="bold"),
+        _layers(plan),
         _kept(plan),
         _recomputed(parts),
         _peak(parts, peak),
@@ -90,6 +91,22 @@ def _table(title: str, **columns: str) -> Table:
             table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1)
         else:
             table.add_column(heading, justify=how, no_wrap=True)  # type: ignore[arg-type]
+    return table
+
+
+def _layers(plan: PlanData) -> RenderableType:
+    rows, _ = layers.coarse(plan)
+    table = _table(
+        "The forward pass, from the first layer to the last",
+        layer="fill",
+        MB_kept="right",
+        MB_run_again="right",
+        segment="right",
+        extra_cost="right",
+    )
+    for row in rows:
+        again = [_mb(row.again), str(row.segment), f"{row.overhead:.1%}"] if row.again else [""] * 3
+        table.add_row(Text(row.label), _mb(row.kept) if row.kept else "", *again)
     return table
 
 

@@ -8,7 +8,7 @@ import pytest
 import rich.console
 
 from memory_saving_gradients import Plan
-from memory_saving_gradients.report import facts, summary
+from memory_saving_gradients.report import facts, layers, summary
 from tests.report.plans import CASES, plan_of
 
 
@@ -25,6 +25,9 @@ def test_it_fits_and_tells_all(name, capsys):
     assert f"Kept for the backward pass: {len(plan.checkpoints)} tensors" in printed
     assert f"{total / 1e6:,.1f} MB" in printed
     assert f"{plan.peak_bytes / 1e6:,.1f} MB" in printed
+    rows, _ = layers.coarse(plan)
+    assert sum(row.overhead for row in rows) == pytest.approx(plan.overhead, abs=1e-9)
+    assert all(f"{row.kept / 1e6:,.1f}" in printed for row in rows if row.kept)
     soon = [one for one in facts.kept(plan) if one.why == facts.SOON]
     assert facts.SOON in printed or not soon
     shown = [one for one in facts.kept(plan) if one.bytes > 0.02 * total and one not in soon]
