@@ -2,10 +2,15 @@
 
 XLA drops control edges, merges ops that compute the same, computes again what it can fuse into a
 reader, and orders the rest as it likes. Only data holds an op back. So a *gate* stands between the
-kept tensors and the ops that read them in the backward pass: a loop that runs no round and hands
-its inputs on, in their buffers. Whether it would run one depends on an element of each tensor that
-has to be there first; it never does, but XLA cannot know. Any type and any value (NaN, -0.0) pass
-unchanged. A small operand that is not kept (a weight) is held back by a `select` alike.
+kept tensors and the ops that read them in the backward pass, and hands its inputs on, in their
+buffers: any type and any value (NaN, -0.0) pass unchanged. It is one of two things:
+
+- On XLA:GPU an optimization barrier. It costs nothing when the program runs. XLA drops whatever
+  nobody reads behind it, so what has to be there first passes as well, and is read from there.
+- On XLA:CPU, which takes barriers out before it orders ops, a loop that runs no round. Whether it
+  would run one depends on an element of each tensor that has to be there first; it never does, but
+  XLA cannot know. (A GPU would ask its host each time.) A small operand that is not kept (a weight)
+  is held back by a `select` alike.
 """
 
 from __future__ import annotations
@@ -30,12 +35,12 @@ class Gate:
     """A gate at one place of a schedule.
 
     Attributes:
-        after: what has to be there first.
-        tensors: what passes it, as indices into `Problem.tensors`.
+        tensors: what passes it.
+        after: what has to be there first, for a loop; None for a barrier, where that passes, too.
     """
 
-    after: list[tf.Tensor]
-    tensors: list[int]
+    tensors: list[tf.Tensor]
+    after: list[tf.Tensor] | None = None
 
 
 def never(after: Iterable[tf.Tensor]) -> tf.Tensor:
@@ -46,7 +51,30 @@ def never(after: Iterable[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits * bits, 3), 2))
 
 
-def gate_node(
+#: The name under which the gradient of every barrier is registered.
+HANDED_ON = "MemorySavingGradientsBarrier"
+
+
+@tf.RegisterGradient(HANDED_ON)
+def _hand_on(op: tf.Operation, *grads: tf.Tensor) -> Sequence[tf.Tensor]:
+    return grads
+
+
+tf_private.save_without(HANDED_ON)
+
+
+def barrier_node(
+    name: str, inputs: Sequence[str], tensors: Sequence[tf.Tensor]
+) -> tf.compat.v1.NodeDef:
+    """The barrier that hands on `tensors`, read by the names of `inputs`."""
+    node = tf.compat.v1.NodeDef(name=name, op="XlaOptimizationBarrier", input=inputs)
+    node.attr["T"].list.type.extend(t.dtype.as_datatype_enum for t in tensors)
+    node.attr["_gradient_op_type"].s = HANDED_ON.encode()
+    node.attr[kinds.GATE].b = True
+    return node
+
+
+def loop_node(
     name: str, inputs: Sequence[str], tensors: Sequence[tf.Tensor]
 ) -> tf.compat.v1.NodeDef:
     """The loop that hands on `tensors`, read by the names of `inputs`; the first one is `never`."""
@@ -62,19 +90,31 @@ def gate_node(
     return node
 
 
-def passed(tensors: Sequence[tf.Tensor], after: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors, there when all of `after` are, in a graph for XLA."""
+def passed(tensors: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors, there when all of `after` are, in a graph for XLA:CPU."""
     may_pass = never(after)
 
     @tf.custom_gradient
     def through(*tensors: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable]:
-        given = {f"given/{i}:0": t for i, t in enumerate([may_pass, *tensors])}
-        node = gate_node("gate", [*given], [*given.values()])
-        graph_def = tf.compat.v1.GraphDef(node=[node])
-        (loop,) = tf.graph_util.import_graph_def(graph_def, given, [node.name], name="held")
-        return list(loop.outputs[1:]), lambda *grads: grads
+        return _added(loop_node, [may_pass, *tensors])[1:], lambda *grads: grads
 
     return through(*tensors)
+
+
+def together(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors, each there when all of them are, in a graph for XLA:GPU."""
+    return _added(barrier_node, tensors)
+
+
+def _added(
+    make: Callable[[str, Sequence[str], Sequence[tf.Tensor]], tf.compat.v1.NodeDef],
+    tensors: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """What a gate in the default graph makes of some tensors."""
+    given = {f"given/{i}:0": t for i, t in enumerate(tensors)}
+    graph_def = tf.compat.v1.GraphDef(node=[make("gate", [*given], tensors)])
+    (op,) = tf.graph_util.import_graph_def(graph_def, given, ["gate"], name="held")
+    return list(op.outputs)
 
 
 @functools.cache
@@ -106,6 +146,14 @@ def hold_back(op: tf.Operation, until: Callable[[], tf.Tensor], kept: set[str]) 
         for index, tensor in held:
             later = tf.where(until(), tf.zeros((), tensor.dtype), tensor)
             later.set_shape(tensor.shape)
+            tf_private.update_input(op, index, later)
+
+
+def hold_together(op: tf.Operation) -> None:
+    """Has `op`, of the default graph, read its operands through a barrier of their own."""
+    held = [(index, tensor) for index, tensor in enumerate(op.inputs) if may_wait(tensor)]
+    if len(held) > 1:
+        for (index, _), later in zip(held, together([t for _, t in held]), strict=True):
             tf_private.update_input(op, index, later)
 
 

@@ -27,7 +27,7 @@ from memory_saving_gradients.reading.measured_costs import CannotMeasure, stand_
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.as_plain import may_be_reordered
 from memory_saving_gradients.rewriting.rehearsal import added_bytes
-from memory_saving_gradients.rewriting.rewrite import rewrite
+from memory_saving_gradients.rewriting.rewrite import behind_gates, rewrite
 
 # How often to plan again where a step takes more than the budget.
 _ROUNDS = 3
@@ -223,7 +223,8 @@ def _temporary_bytes(reading: Reading, request: Request) -> int:
     """What XLA allocates for the step as it is now."""
     step = reading.step
     with shown(f"memory_saving_gradients: compiling {len(step.needed)} ops"), tf.init_scope():
-        function, inputs = compiler.as_function(step, reading.sizes)
+        returned = [*map(behind_gates, (step.target, *step.results))]
+        function, inputs = compiler.as_function(step, returned, reading.sizes)
         return compiler.temporary_bytes(function, inputs, request.device)
 
 
