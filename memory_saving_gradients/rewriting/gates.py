@@ -88,28 +88,25 @@ def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
         read = {t.name for op in ops for t in op.inputs}
         unread = (t for op in ops for t in op.outputs if t.name not in read)
         after = [t for t in unread if t.consumers() or t.name in returned]
-        found[start] = Gate(_kept(reading, schedule[start:end]), after)
+        found[start] = Gate(_read(reading, schedule[start:end]), after)
     return found
 
 
 def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
-    """As `_loops`; but what a barrier waits for passes it.
+    """As `_loops`; but what a barrier waits for passes it, and is read from there.
 
-    That is what backward ops made, if it is read later or is a result. Weights and inputs pass as
-    well: what is computed from them alone, inside of kernels, would be merged with the original.
+    That are results that are finished, and all that is read up to the next one, of the backward
+    pass as well. So do weights and inputs: what is computed from them alone, inside of kernels,
+    would be merged with the original.
     """
-    problem, numbers = reading.problem, reading.tensor_of
-    last = {t: place for place, i in enumerate(schedule) for t in problem.ops[i].inputs}
     results = {kinds.owner(t).name for t in reading.step.results}
     found = {}
-    alive: list[tf.Tensor] = []
     for before, start, end in _stretches(reading, schedule):
-        made = [t for op in _since(reading, schedule[before:start]) for t in op.outputs]
-        finished = [t for t in made if t.name in results]
-        alive = [t for t in (*alive, *made) if last.get(numbers.get(t.name, -1), -1) >= start]
-        passes = {t.name: t for t in (*_kept(reading, schedule[start:end]), *alive, *finished)}
-        passes |= {t.name: t for t in _sources(reading, schedule[start:end])}
-        found[start] = Gate([t for t in passes.values() if gate.may_wait(t)])
+        made = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
+        entries = schedule[start:end]
+        passes = _read(reading, entries, of_backward=True) + _sources(reading, entries)
+        passes += [t for t in made if t.name in results and gate.may_wait(t)]
+        found[start] = Gate([*{t.name: t for t in passes}.values()])
     return found
 
 
@@ -119,8 +116,8 @@ def _since(reading: Reading, entries: Sequence[int]) -> list[tf.Operation]:
     return [op for op in ops if op.name in reading.new] or ops[-1:]
 
 
-def _kept(reading: Reading, entries: Sequence[int]) -> list[tf.Tensor]:
-    """What some runs read of the forward pass and do not make themselves."""
+def _read(reading: Reading, entries: Sequence[int], of_backward: bool = False) -> list[tf.Tensor]:
+    """What some runs read of the forward pass, or of both, and do not make themselves."""
     problem, graph = reading.problem, reading.step.graph
     made: set[int] = set()
     found: dict[int, tf.Tensor] = {}
@@ -128,7 +125,8 @@ def _kept(reading: Reading, entries: Sequence[int]) -> list[tf.Tensor]:
         op = problem.ops[index]
         for t in op.inputs:
             maker = problem.made_by[t]
-            if t not in made and maker >= 0 and not problem.ops[maker].backward:
+            there = t not in made and maker >= 0
+            if there and (of_backward or not problem.ops[maker].backward):
                 found[t] = graph.get_tensor_by_name(problem.tensors[t].name)
         made.update(op.outputs)
     return [t for t in found.values() if gate.may_wait(t)]
@@ -147,7 +145,7 @@ def _sources(reading: Reading, entries: Sequence[int]) -> list[tf.Tensor]:
                 waiting.extend(tensor.op.inputs)
             elif tensor.op.type in _SOURCES and tensor.name not in reading.tensor_of:
                 found[tensor.name] = tensor
-    return [*found.values()]
+    return [t for t in found.values() if gate.may_wait(t)]
 
 
 _SOURCES = ("ReadVariableOp", "Placeholder")
