@@ -134,14 +134,15 @@ def test_special_values_pass_unchanged(weights, special):
     assert_same(run(msg.GradientTape), run(tf.GradientTape))
 
 
+@pytest.mark.parametrize("barrier", [False, True], ids=["loop", "barrier"])
 @pytest.mark.parametrize(
     "dtype", sorted(gate._CARRIERS, key=lambda dtype: dtype.name), ids=lambda dtype: dtype.name
 )
 @pytest.mark.sweep(4)
-def test_a_gate_passes_every_type_unchanged(dtype):
+def test_a_gate_passes_every_type_unchanged(dtype, barrier):
     @tf.function(jit_compile=True, autograph=False)
     def through(x, other):
-        return gate.passed([x], [other])[0]
+        return gate.passed([x], [other], barrier)[0][0]
 
     values = tf.cast(tf.constant([[0, 1], [2, 3]]), dtype)
     for other in (values, values[:0], tf.constant(np.nan), tf.constant(2.0)):

@@ -268,13 +268,9 @@ def _held_back(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Both; where only data holds an op back, the tensors `held` wait for the gradients."""
     if held and not tf.executing_eagerly() and tf_private.in_xla(tensors[held[0]].graph):
-        waiting = [tensors[i] for i in held]
-        if Xla(described("cpu")).on_gpu:
-            passed = gate.together([*waiting, *grads])
-            grads = passed[len(held) :]
-        else:
-            passed = gate.passed(waiting, grads)
-        for i, later in zip(held, passed, strict=False):
+        on_gpu = Xla(described("cpu")).on_gpu  # none is described, so one that is there
+        passed, grads = gate.passed([tensors[i] for i in held], grads, barrier=on_gpu)
+        for i, later in zip(held, passed, strict=True):
             tensors[i] = later
     return tensors, grads
 

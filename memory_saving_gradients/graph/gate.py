@@ -90,20 +90,26 @@ def loop_node(
     return node
 
 
-def passed(tensors: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors, there when all of `after` are, in a graph for XLA:CPU."""
-    may_pass = never(after)
+def passed(
+    tensors: Sequence[tf.Tensor], after: Sequence[tf.Tensor], barrier: bool
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Both, in a graph for XLA; the tensors are there when all of `after` are.
+
+    Args:
+        tensors: what passes the gate.
+        after: what has to be there first; to be read from what this returns.
+        barrier: whether the gate is a barrier, as for a GPU, or a loop.
+    """
 
     @tf.custom_gradient
-    def through(*tensors: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable]:
-        return _added(loop_node, [may_pass, *tensors])[1:], lambda *grads: grads
+    def through(*given: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable]:
+        made = _added(barrier_node, given) if barrier else _added(loop_node, given)
+        return made, lambda *grads: grads
 
-    return through(*tensors)
-
-
-def together(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors, each there when all of them are, in a graph for XLA:GPU."""
-    return _added(barrier_node, tensors)
+    if barrier:
+        made = through(*tensors, *after)
+        return made[: len(tensors)], made[len(tensors) :]
+    return through(never(after), *tensors)[1:], [*after]
 
 
 def _added(
@@ -153,7 +159,8 @@ def hold_together(op: tf.Operation) -> None:
     """Has `op`, of the default graph, read its operands through a barrier of their own."""
     held = [(index, tensor) for index, tensor in enumerate(op.inputs) if may_wait(tensor)]
     if len(held) > 1:
-        for (index, _), later in zip(held, together([t for _, t in held]), strict=True):
+        made = _added(barrier_node, [tensor for _, tensor in held])
+        for (index, _), later in zip(held, made, strict=True):
             tf_private.update_input(op, index, later)
 
 

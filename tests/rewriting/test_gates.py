@@ -101,11 +101,11 @@ def test_values_of_a_chain_are_equal_bit_for_bit():
 def test_special_values_pass_a_barrier_unchanged(special):
     @tf.function(jit_compile=True, autograph=False)
     def through(x, y):
-        return gate.together([x, y])
+        return gate.passed([x], [y], barrier=True)
 
     x = tf.constant([special, 1.0])
     y = tf.constant([1, 2], tf.int64)
-    for passed, given in zip(through(x, y), (x, y), strict=True):
+    for (passed,), given in zip(through(x, y), (x, y), strict=True):
         assert passed.numpy().tobytes() == given.numpy().tobytes()
 
 
@@ -132,11 +132,30 @@ def test_what_is_compiled_to_be_measured_is_what_runs(monkeypatch):
 def test_the_gradient_of_a_barrier_is_handed_on():
     @tf.function(jit_compile=True, autograph=False)
     def step(x, y):
-        a, b = gate.together([x, y])
-        return tf.gradients(a * a * b, [x, y])
+        product = x * y
+        gate.hold_together(product.op)
+        assert {t.op.type for t in product.op.inputs} == {"XlaOptimizationBarrier"}
+        return tf.gradients(product * x, [x, y])
 
     x, y = tf.constant(3.0), tf.constant(5.0)
     assert [float(g) for g in step(x, y)] == [30.0, 9.0]
+
+
+def test_a_part_by_hand_is_differentiated_twice(monkeypatch):
+    monkeypatch.setattr(Xla, "on_gpu", True)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x, call):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = call(lambda x: tf.sin(tf.tanh(tf.sin(x))), x)
+            norm = tf.reduce_sum(inner.gradient(y, x) ** 2)
+        return outer.gradient(norm, x)
+
+    x = tf.constant(X)
+    assert_close(step(x, msg.checkpoint), step(x, lambda part, *args: part(*args)))
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
