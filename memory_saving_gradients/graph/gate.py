@@ -164,10 +164,9 @@ def hold_together(op: tf.Operation) -> None:
             tf_private.update_input(op, index, later)
 
 
-def write_out(op: tf.Operation) -> None:
-    """Has XLA write what `op` makes to memory, instead of computing it where it is read."""
-    (made,) = op.outputs
-    tf_private.reroute(made, tf_private.optimization_barrier(made))
+def write_out(tensor: tf.Tensor) -> None:
+    """Has XLA write `tensor` to memory, instead of computing it where it is read."""
+    tf_private.reroute(tensor, tf_private.optimization_barrier(tensor))
 
 
 def may_wait(tensor: tf.Tensor) -> bool:

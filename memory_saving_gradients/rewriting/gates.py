@@ -35,7 +35,8 @@ class Gates(Holding):
         and would do so in the forward pass and keep both. On a GPU it transposes filters of
         convolutions too, all before anything else, so there operands wait for one another. The
         slices of a concatenation's gradient are written out: they are less than what they are
-        computed from.
+        computed from. So is what passes a barrier: a product that reads it before might compute it
+        from something else, and both would lie in memory.
         """
         graph = runs[0].op.graph
         backward = self.backward
@@ -61,8 +62,12 @@ class Gates(Holding):
                     grads = [t for t in op.inputs if t.op.name in backward]
                     gate.hold_back(op, functools.partial(until, grads), gated)
                 elif op.type == "Slice" and op.name in backward:
-                    gate.write_out(op)
+                    gate.write_out(op.outputs[0])
                 previous = op.outputs
+            if self.on_gpu:
+                passing = {t.name: t for one in self.gates.values() for t in one.tensors}
+                for tensor in (t for t in passing.values() if t.op.name in backward):
+                    gate.write_out(tensor)
 
 
 def _stretches(reading: Reading, schedule: Schedule) -> list[tuple[int, int, int]]:
