@@ -163,9 +163,15 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
             plan = decide(reading, dataclasses.replace(request, budget=allowed))
         except BudgetError:
             break
-    lowest = min(tried, key=_compiled_peak)
     if budget is None:
-        return lowest
+        return min(tried, key=_compiled_peak)
+    if request.strategy == "budget" and all(
+        _compiled_peak(one) > _NEARLY * budget for one in tried
+    ):
+        # The plan of the lowest predicted peak may fit all the same.
+        by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
+        tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
+    lowest = min(tried, key=_compiled_peak)
     fitting = [one for one in tried if _compiled_peak(one) <= _NEARLY * budget]
     if fitting:
         chosen = min(fitting, key=lambda one: one.overhead)
