@@ -166,7 +166,9 @@ def hold_together(op: tf.Operation) -> None:
 
 def write_out(tensor: tf.Tensor) -> None:
     """Has XLA write `tensor` to memory, instead of computing it where it is read."""
-    tf_private.reroute(tensor, tf_private.optimization_barrier(tensor))
+    with tensor.graph.gradient_override_map({"XlaOptimizationBarrier": HANDED_ON}):
+        written = tf_private.optimization_barrier(tensor)
+    tf_private.reroute(tensor, written)
 
 
 def may_wait(tensor: tf.Tensor) -> bool:

@@ -115,13 +115,13 @@ def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     return found
 
 
-def _since(reading: Reading, entries: Sequence[int]) -> list[tf.Operation]:
+def _since(reading: Reading, entries: Schedule) -> list[tf.Operation]:
     """The backward ops among some runs, or the last op."""
     ops = [reading.operations[i] for i in entries]
     return [op for op in ops if op.name in reading.new] or ops[-1:]
 
 
-def _read(reading: Reading, entries: Sequence[int], of_backward: bool = False) -> list[tf.Tensor]:
+def _read(reading: Reading, entries: Schedule, of_backward: bool = False) -> list[tf.Tensor]:
     """What some runs read of the forward pass, or of both, and do not make themselves."""
     problem, graph = reading.problem, reading.step.graph
     made: set[int] = set()
@@ -137,7 +137,7 @@ def _read(reading: Reading, entries: Sequence[int], of_backward: bool = False) -
     return [t for t in found.values() if gate.may_wait(t)]
 
 
-def _sources(reading: Reading, entries: Sequence[int]) -> list[tf.Tensor]:
+def _sources(reading: Reading, entries: Schedule) -> list[tf.Tensor]:
     """The weights and inputs that some runs read."""
     found: dict[str, tf.Tensor] = {}
     waiting = [t for i in entries for t in reading.operations[i].inputs]

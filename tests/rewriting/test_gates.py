@@ -180,3 +180,15 @@ def test_a_part_by_hand_is_held_back_as_a_plan_is(monkeypatch, weights, on_gpu):
     if on_gpu:
         assert made.count("opt-barrier") == len(weights)
     assert_close(ours(x), compiled(lambda part, *args: part(*args))(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_compiled_step_that_is_differentiated_again_is_refused(weights, device):
+    @tf.function(jit_compile=True, autograph=False)
+    def slope(x):
+        for w in weights:
+            x = tf.tanh(tf.sin(x @ w))
+        return msg.gradients(tf.reduce_sum(x), weights, checkpoints="memory", device=device)[0]
+
+    with tf.GradientTape() as tape, pytest.raises(NotImplementedError, match="the second time"):
+        tape.gradient(tf.reduce_sum(slope(tf.constant(X))), weights[0])
