@@ -135,14 +135,15 @@ def test_special_values_pass_unchanged(weights, special):
     assert_same(run(msg.GradientTape), run(tf.GradientTape))
 
 
+@pytest.mark.parametrize("barrier", [False, True], ids=["loop", "barrier"])
 @pytest.mark.parametrize(
     "dtype", sorted(gate._CARRIERS, key=lambda dtype: dtype.name), ids=lambda dtype: dtype.name
 )
 @pytest.mark.sweep(4)
-def test_a_gate_passes_every_type_unchanged(dtype):
+def test_a_gate_passes_every_type_unchanged(dtype, barrier):
     @tf.function(jit_compile=True, autograph=False)
     def through(x, other):
-        return gate.passed([x], [other])[0]
+        return gate.passed([x], [other], barrier)[0][0]
 
     values = tf.cast(tf.constant([[0, 1], [2, 3]]), dtype)
     for other in (values, values[:0], tf.constant(np.nan), tf.constant(2.0)):
@@ -258,10 +259,29 @@ def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(m
     monkeypatch.setattr(prove, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
     with pytest.raises(msg.BudgetError, match=r"5\.0 MB"):
         planned("chain", memory_budget="4MB", verify=True)
-    assert len(sizes) == 3
+    assert len(sizes) == 4  # the last one is of "memory"
     with pytest.warns(UserWarning, match=r"allocates 5\.0 MB for this step where 4\.0 MB"):
         plan, _, _ = planned("chain", memory_budget="4MB")
     assert plan.compiled_peak_bytes == 5 * 10**6
+
+
+def test_a_budget_that_is_missed_three_times_may_be_kept_by_memory(monkeypatch):
+    rewritten, applied = prove._rewrite, []
+
+    def rewrite(reading, plan):
+        applied.append(plan)
+        return rewritten(reading, plan)
+
+    def temporary_bytes(*args):
+        return 5 * 10**6 if applied[-1].budget_bytes else 39 * 10**5
+
+    monkeypatch.setattr(prove, "_rewrite", rewrite)
+    monkeypatch.setattr(prove, "_temporary_bytes", temporary_bytes)
+    plan, _, _ = planned("chain", memory_budget="4MB", verify=True)
+    assert (plan.strategy, plan.budget_bytes) == ("budget", 4 * 10**6)
+    assert plan.compiled_peak_bytes == 39 * 10**5
+    assert plan.peak_bytes == min(one.peak_bytes for one in applied)
+    assert applied[-1].schedule == plan.schedule
 
 
 def test_where_the_compiler_is_missing_rules_decide(monkeypatch):

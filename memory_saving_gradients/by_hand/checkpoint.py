@@ -14,8 +14,10 @@ from memory_saving_gradients.by_hand.signatures import Cache, Called, flattened,
 from memory_saving_gradients.by_hand.split import Policy, Split, effects, is_differentiable, split
 from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.graph import calls, gate, kinds, tf_private
+from memory_saving_gradients.graph.devices import described
 from memory_saving_gradients.graph.inline import inlined_calls
 from memory_saving_gradients.pipeline.save import STRICT
+from memory_saving_gradients.runtimes.xla import Xla
 
 
 @tf.autograph.experimental.do_not_convert
@@ -272,7 +274,7 @@ def _differentiable(parts: Split, count: int, inputs: Sequence[tf.Tensor]) -> li
             ]
             # SavedModel cannot save a gradient that reads a resource which is an argument.
             known = [o if o.dtype == tf.resource else t for o, t in zip(outer, inputs, strict=True)]
-            again = _held_back([*known, *kept], parts.held, given)
+            again, given = _held_back([*known, *kept], parts.held, given)
             with tf_private.unoptimised():
                 found = parts.backward(*again, *given)
             return found if variables is None else (found, [None] * len(variables))
@@ -285,13 +287,15 @@ def _differentiable(parts: Split, count: int, inputs: Sequence[tf.Tensor]) -> li
 
 
 def _held_back(
-    tensors: list[tf.Tensor], held: Sequence[int], until: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """The tensors; where only data holds an op back, those `held` wait."""
+    tensors: list[tf.Tensor], held: Sequence[int], grads: list[tf.Tensor]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Both; where only data holds an op back, the tensors `held` wait for the gradients."""
     if held and not tf.executing_eagerly() and tf_private.in_xla(tensors[held[0]].graph):
-        for i, later in zip(held, gate.passed([tensors[i] for i in held], until), strict=True):
+        on_gpu = Xla(described("cpu")).on_gpu  # none is described, so one that is there
+        passed, grads = gate.passed([tensors[i] for i in held], grads, barrier=on_gpu)
+        for i, later in zip(held, passed, strict=True):
             tensors[i] = later
-    return tensors
+    return tensors, grads
 
 
 _parts = Cache()

@@ -2,10 +2,15 @@
 
 XLA drops control edges, merges ops that compute the same, computes again what it can fuse into a
 reader, and orders the rest as it likes. Only data holds an op back. So a *gate* stands between the
-kept tensors and the ops that read them in the backward pass: a loop that runs no round and hands
-its inputs on, in their buffers. Whether it would run one depends on an element of each tensor that
-has to be there first; it never does, but XLA cannot know. Any type and any value (NaN, -0.0) pass
-unchanged. A small operand that is not kept (a weight) is held back by a `select` alike.
+kept tensors and the ops that read them in the backward pass, and hands its inputs on, in their
+buffers: any type and any value (NaN, -0.0) pass unchanged. It is one of two things:
+
+- On XLA:GPU an optimization barrier. It costs nothing when the program runs. XLA drops whatever
+  nobody reads behind it, so what has to be there first passes as well, and is read from there.
+- On XLA:CPU, which takes barriers out before it orders ops, a loop that runs no round. Whether it
+  would run one depends on an element of each tensor that has to be there first; it never does, but
+  XLA cannot know. (A GPU would ask its host each time.) A small operand that is not kept (a weight)
+  is held back by a `select` alike.
 """
 
 from __future__ import annotations
@@ -30,12 +35,12 @@ class Gate:
     """A gate at one place of a schedule.
 
     Attributes:
-        after: what has to be there first.
-        tensors: what passes it, as indices into `Problem.tensors`.
+        tensors: what passes it.
+        after: what has to be there first, for a loop; None for a barrier, where that passes, too.
     """
 
-    after: list[tf.Tensor]
-    tensors: list[int]
+    tensors: list[tf.Tensor]
+    after: list[tf.Tensor] | None = None
 
 
 def never(after: Iterable[tf.Tensor]) -> tf.Tensor:
@@ -46,7 +51,30 @@ def never(after: Iterable[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_any(tf.equal(tf.bitwise.bitwise_and(bits * bits, 3), 2))
 
 
-def gate_node(
+#: The name under which the gradient of every barrier is registered.
+HANDED_ON = "MemorySavingGradientsBarrier"
+
+
+@tf.RegisterGradient(HANDED_ON)
+def _hand_on(op: tf.Operation, *grads: tf.Tensor) -> Sequence[tf.Tensor]:
+    return grads
+
+
+tf_private.save_without(HANDED_ON)
+
+
+def barrier_node(
+    name: str, inputs: Sequence[str], tensors: Sequence[tf.Tensor]
+) -> tf.compat.v1.NodeDef:
+    """The barrier that hands on `tensors`, read by the names of `inputs`."""
+    node = tf.compat.v1.NodeDef(name=name, op="XlaOptimizationBarrier", input=inputs)
+    node.attr["T"].list.type.extend(t.dtype.as_datatype_enum for t in tensors)
+    node.attr["_gradient_op_type"].s = HANDED_ON.encode()
+    node.attr[kinds.GATE].b = True
+    return node
+
+
+def loop_node(
     name: str, inputs: Sequence[str], tensors: Sequence[tf.Tensor]
 ) -> tf.compat.v1.NodeDef:
     """The loop that hands on `tensors`, read by the names of `inputs`; the first one is `never`."""
@@ -62,19 +90,37 @@ def gate_node(
     return node
 
 
-def passed(tensors: Sequence[tf.Tensor], after: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors, there when all of `after` are, in a graph for XLA."""
-    may_pass = never(after)
+def passed(
+    tensors: Sequence[tf.Tensor], after: Sequence[tf.Tensor], barrier: bool
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Both, in a graph for XLA; the tensors are there when all of `after` are.
+
+    Args:
+        tensors: what passes the gate.
+        after: what has to be there first; to be read from what this returns.
+        barrier: whether the gate is a barrier, as for a GPU, or a loop.
+    """
 
     @tf.custom_gradient
-    def through(*tensors: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable]:
-        given = {f"given/{i}:0": t for i, t in enumerate([may_pass, *tensors])}
-        node = gate_node("gate", [*given], [*given.values()])
-        graph_def = tf.compat.v1.GraphDef(node=[node])
-        (loop,) = tf.graph_util.import_graph_def(graph_def, given, [node.name], name="held")
-        return list(loop.outputs[1:]), lambda *grads: grads
+    def through(*given: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable]:
+        made = _added(barrier_node, given) if barrier else _added(loop_node, given)
+        return made, lambda *grads: grads
 
-    return through(*tensors)
+    if barrier:
+        made = through(*tensors, *after)
+        return made[: len(tensors)], made[len(tensors) :]
+    return through(never(after), *tensors)[1:], [*after]
+
+
+def _added(
+    make: Callable[[str, Sequence[str], Sequence[tf.Tensor]], tf.compat.v1.NodeDef],
+    tensors: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """What a gate in the default graph makes of some tensors."""
+    given = {f"given/{i}:0": t for i, t in enumerate(tensors)}
+    graph_def = tf.compat.v1.GraphDef(node=[make("gate", [*given], tensors)])
+    (op,) = tf.graph_util.import_graph_def(graph_def, given, ["gate"], name="held")
+    return list(op.outputs)
 
 
 @functools.cache
@@ -109,10 +155,20 @@ def hold_back(op: tf.Operation, until: Callable[[], tf.Tensor], kept: set[str]) 
             tf_private.update_input(op, index, later)
 
 
-def write_out(op: tf.Operation) -> None:
-    """Has XLA write what `op` makes to memory, instead of computing it where it is read."""
-    (made,) = op.outputs
-    tf_private.reroute(made, tf_private.optimization_barrier(made))
+def hold_together(op: tf.Operation) -> None:
+    """Has `op`, of the default graph, read its operands through a barrier of their own."""
+    held = [(index, tensor) for index, tensor in enumerate(op.inputs) if may_wait(tensor)]
+    if len(held) > 1:
+        made = _added(barrier_node, [tensor for _, tensor in held])
+        for (index, _), later in zip(held, made, strict=True):
+            tf_private.update_input(op, index, later)
+
+
+def write_out(tensor: tf.Tensor) -> None:
+    """Has XLA write `tensor` to memory, instead of computing it where it is read."""
+    with tensor.graph.gradient_override_map({"XlaOptimizationBarrier": HANDED_ON}):
+        written = tf_private.optimization_barrier(tensor)
+    tf_private.reroute(tensor, written)
 
 
 def may_wait(tensor: tf.Tensor) -> bool:

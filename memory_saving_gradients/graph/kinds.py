@@ -64,12 +64,15 @@ EXPENSIVE = frozenset(
 )
 
 
-#: The attribute of loops that run no round and hand on their inputs: see `runtimes.gate`.
+#: The attribute of what hands on its inputs when all of them are there: see `graph.gate`.
 GATE = "_memory_saving_gate"
 
 
 def is_gate(op: tf.Operation) -> bool:
-    return op.type == "StatelessWhile" and GATE in op.node_def.attr
+    return op.type in _GATES and GATE in op.node_def.attr
+
+
+_GATES = frozenset({"StatelessWhile", "XlaOptimizationBarrier"})
 
 
 def shown_input(op: tf.Operation, output: int) -> int | None:

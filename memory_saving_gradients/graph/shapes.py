@@ -229,7 +229,9 @@ _SAME_ELEMENTS = frozenset(
     "Reshape Transpose ConjugateTranspose ExpandDims Squeeze SpaceToDepth DepthToSpace".split()
 )
 _BY_INDEX = frozenset({"Gather", "GatherV2", "GatherNd", "ResourceGather"})
-_LIKE_INPUTS = frozenset({"IdentityN", "While", "StatelessWhile", "SymbolicGradient"})
+_LIKE_INPUTS = frozenset(
+    {"IdentityN", "While", "StatelessWhile", "SymbolicGradient", "XlaOptimizationBarrier"}
+)
 
 
 def _is_input(op: tf.Operation) -> bool:

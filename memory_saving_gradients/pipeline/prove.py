@@ -28,7 +28,7 @@ from memory_saving_gradients.reading.measured_costs import CannotMeasure, stand_
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.as_plain import may_be_reordered
 from memory_saving_gradients.rewriting.rehearsal import added_bytes
-from memory_saving_gradients.rewriting.rewrite import rewrite
+from memory_saving_gradients.rewriting.rewrite import behind_gates, rewrite
 
 # How often to plan again where a step takes more than the budget.
 _ROUNDS = 3
@@ -164,9 +164,15 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
             plan = decide(reading, dataclasses.replace(request, budget=allowed))
         except BudgetError:
             break
-    lowest = min(tried, key=_compiled_peak)
     if budget is None:
-        return lowest
+        return min(tried, key=_compiled_peak)
+    if request.strategy == "budget" and all(
+        _compiled_peak(one) > _NEARLY * budget for one in tried
+    ):
+        # The plan of the lowest predicted peak may fit all the same.
+        by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
+        tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
+    lowest = min(tried, key=_compiled_peak)
     fitting = [one for one in tried if _compiled_peak(one) <= _NEARLY * budget]
     if fitting:
         chosen = min(fitting, key=lambda one: one.overhead)
@@ -224,7 +230,8 @@ def _temporary_bytes(reading: Reading, request: Request) -> int:
     """What XLA allocates for the step as it is now."""
     step = reading.step
     with shown(f"memory_saving_gradients: compiling {len(step.needed)} ops"), tf.init_scope():
-        function, inputs = compiler.as_function(step, reading.sizes)
+        returned = [*map(behind_gates, (step.target, *step.results))]
+        function, inputs = compiler.as_function(step, returned, reading.sizes)
         return compiler.temporary_bytes(function, inputs, request.device)
 
 

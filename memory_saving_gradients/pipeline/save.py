@@ -41,7 +41,7 @@ from memory_saving_gradients.reading.backward import (
     whole_step,
     with_updates,
 )
-from memory_saving_gradients.rewriting.rewrite import as_differentiated
+from memory_saving_gradients.rewriting.rewrite import as_differentiated, behind_gates
 
 #: The environment variable that makes our own errors end the step. Tests set it.
 STRICT = "MEMORY_SAVING_GRADIENTS_STRICT"
@@ -192,7 +192,7 @@ def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
     for one, step, plan, saves, edits in outcomes:
         if not step.traced:
             _under_way.last = dataclasses.replace(one, backward=step), edits
-        pairs = zip(one.backward.results, step.results, strict=True)
+        pairs = zip(one.backward.results, map(behind_gates, step.results), strict=True)
         moved |= {before.name: after for before, after in pairs if before is not after}
         if saves and one.variables:
             moved |= _after_last_reads(one, moved)

@@ -85,19 +85,19 @@ def _on_described(program: bytes, device: str) -> int:
 
 
 def as_function(
-    step: BackwardPass, given: InputSizes
+    step: BackwardPass, returned: Sequence[tf.Tensor], given: InputSizes
 ) -> tuple[tf.types.experimental.GenericFunction, Sequence[tf.TensorSpec]]:
     """A copy of a step as it now stands, as a function of its inputs, and what those are.
 
     Args:
         step: the step.
+        returned: what it returns.
         given: what is known of the sizes of its inputs.
 
     Raises:
         CannotCompile: it is part of another function, whose variables are not known.
     """
     graph = step.graph
-    returned = (step.target, *step.results)
     operations = [*order.dependencies(t.op for t in returned)]
     shapes = Shapes(operations, given)
     captured = tf_private.captured(graph)

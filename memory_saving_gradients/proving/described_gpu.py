@@ -7,7 +7,8 @@ itself as far as it can. The program is an `HloModuleProto`, or StableHLO as tex
 ends in `.mlir`.
 
 Prints, as JSON, the bytes of temporaries that XLA's compiler allocates, the peak beside arguments
-and results. No driver and no GPU are needed. Kernels are not tuned, as that would run them: scratch
+and results; how many kernels the program runs outside of loops and branches; and how many loops it
+has. No driver and no GPU are needed. Kernels are not tuned, as that would run them: scratch
 space that a tuned convolution would ask for is not in the figure.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,8 +134,22 @@ def main(gpu: str, path: str, memory: str = "") -> None:
         is_text = path.endswith(".mlir")
         module = ir.Module.parse(written if is_text else _jax.mlir.hlo_to_stablehlo(written))
     program = device.client.compile(module, _jax.DeviceList((device,)), options)
-    report = program.get_compiled_memory_stats()
-    print(json.dumps({"temporary_bytes": report.temp_size_in_bytes}))
+    (optimised,) = program.hlo_modules()
+    report = {"temporary_bytes": program.get_compiled_memory_stats().temp_size_in_bytes}
+    print(json.dumps(report | counted(optimised.to_string())))
+
+
+#: Instructions that run one kernel each, or a few, of a program that XLA:GPU has optimised.
+_KERNELS = re.compile(
+    r" (?:fusion|custom-call|convolution|dot|copy|reduce|transpose|scatter|sort|fft|cholesky|"
+    r"triangular-solve|rng-bit-generator|select-and-scatter|concatenate|dynamic-update-slice)\("
+)
+
+
+def counted(program: str) -> dict[str, int]:
+    """How many kernels and loops an optimised program, in text, has."""
+    entry = program[program.index("\nENTRY ") :]
+    return {"kernels": len(_KERNELS.findall(entry)), "whiles": program.count(" while(")}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from memory_saving_gradients.graph import calls, tf_private
 from memory_saving_gradients.graph.transplant import MissingInput, stand_in, transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading
+from memory_saving_gradients.rewriting.rewrite import behind_gates
 from memory_saving_gradients.runtimes.runtime import Runtime
 
 _IFS = frozenset({"If", "StatelessIf"})
@@ -218,4 +219,5 @@ class _Pair:
         results = [t for t in body.outputs if t.dtype != tf.variant]
         if results:
             inside(BackwardPass.since(first_new, results[0], results))
+            body.outputs = [*map(behind_gates, body.outputs)]
         return body

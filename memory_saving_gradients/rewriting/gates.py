@@ -17,24 +17,26 @@ from memory_saving_gradients.graph.gate import Gate
 from memory_saving_gradients.planning.problem import Schedule, copied
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.run import Holding, Run
-from memory_saving_gradients.runtimes.xla import TRANSPOSES, Xla
+from memory_saving_gradients.runtimes.xla import CONVOLUTIONS, TRANSPOSES, Xla
 
 
 class Gates(Holding):
     def __init__(self, reading: Reading, schedule: Schedule) -> None:
         assert isinstance(reading.step.runtime, Xla)
-        self.gates = _gates(reading, schedule)
-        self.backward = reading.new
         self.on_gpu = reading.step.runtime.on_gpu
+        self.gates = (_barriers if self.on_gpu else _loops)(reading, schedule)
+        self.backward = reading.new
 
     def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
         """Holds back what does not read through a gate.
 
         A copy that reads weights alone waits for the run before it. And of a convolution's
         gradient, the operands that are no gradients wait for that which is: XLA transposes them,
-        and would do so in the forward pass and keep both. On a GPU it transposes filters, all
-        before anything else, so a filter waits for the image. The slices of a concatenation's
-        gradient are written out: they are less than what they are computed from.
+        and would do so in the forward pass and keep both. On a GPU it transposes filters of
+        convolutions too, all before anything else, so there operands wait for one another. The
+        slices of a concatenation's gradient are written out: they are less than what they are
+        computed from. So is what passes a barrier: a product that reads it before might compute it
+        from something else, and both would lie in memory.
         """
         graph = runs[0].op.graph
         backward = self.backward
@@ -54,48 +56,101 @@ class Gates(Holding):
                 op = copies[run.copy] if run.copy else run.op
                 if run.copy and not any(t.op.name in gated for t in op.inputs):
                     gate.hold_back(op, functools.partial(until, previous), gated)
+                elif self.on_gpu and op.type in CONVOLUTIONS | TRANSPOSES:
+                    gate.hold_together(op)
                 elif not run.copy and op.type in TRANSPOSES:
                     grads = [t for t in op.inputs if t.op.name in backward]
                     gate.hold_back(op, functools.partial(until, grads), gated)
-                elif self.on_gpu and op.type in ("Conv2D", "Conv3D"):
-                    image = op.inputs[0]
-                    waiting = {*gated, kinds.owner(image).op.name}
-                    gate.hold_back(op, functools.partial(until, [image]), waiting)
                 elif op.type == "Slice" and op.name in backward:
-                    gate.write_out(op)
+                    gate.write_out(op.outputs[0])
                 previous = op.outputs
+            if self.on_gpu:
+                passing = {t.name: t for one in self.gates.values() for t in one.tensors}
+                for tensor in (t for t in passing.values() if t.op.name in backward):
+                    gate.write_out(tensor)
 
 
-def _gates(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
+def _stretches(reading: Reading, schedule: Schedule) -> list[tuple[int, int, int]]:
+    """Where stretches of recomputed ops start, each between the one before and the one after.
+
+    There is a gate before each.
+    """
+    _, again = copied(reading.problem, schedule)
+    starts = [place for place in range(1, len(again)) if again[place] and not again[place - 1]]
+    return [*zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False)]
+
+
+def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     """The gates of a schedule, by the place in it that each comes before.
 
-    There is one before each stretch of recomputed ops. It waits for what the backward ops since
-    the last gate made and did not use, so for all of them; and all that its stretch, and the
-    backward ops up to the next one, read of the forward pass goes through it.
+    A loop waits for what the backward ops since the last one made and did not use, so for all of
+    them.
     """
-    problem, graph = reading.problem, reading.operations[0].graph
     returned = {t.name for t in reading.step.results}
-    _, again = copied(problem, schedule)
-    starts = [place for place in range(1, len(again)) if again[place] and not again[place - 1]]
     found = {}
-    for before, start, end in zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False):
-        made: set[int] = set()
-        passes: dict[int, None] = {}
-        for index in schedule[start:end]:
-            op = problem.ops[index]
-            passes.update(
-                (t, None)
-                for t in op.inputs
-                if t not in made
-                and problem.made_by[t] >= 0
-                and not problem.ops[problem.made_by[t]].backward
-                and gate.may_wait(graph.get_tensor_by_name(problem.tensors[t].name))
-            )
-            made.update(op.outputs)
-        ops = [reading.operations[i] for i in schedule[before:start]]
-        ops = [op for op in ops if op.name in reading.new] or ops[-1:]
+    for before, start, end in _stretches(reading, schedule):
+        ops = _since(reading, schedule[before:start])
         read = {t.name for op in ops for t in op.inputs}
-        made_here = (t for op in ops for t in op.outputs if t.name not in read)
-        after = [t for t in made_here if t.consumers() or t.name in returned]
-        found[start] = Gate(after, list(passes))
+        unread = (t for op in ops for t in op.outputs if t.name not in read)
+        after = [t for t in unread if t.consumers() or t.name in returned]
+        found[start] = Gate(_read(reading, schedule[start:end]), after)
     return found
+
+
+def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
+    """As `_loops`; but what a barrier waits for passes it, and is read from there.
+
+    That are results that are finished, and all that is read up to the next one, of the backward
+    pass as well. So do weights and inputs: what is computed from them alone, inside of kernels,
+    would be merged with the original.
+    """
+    results = {kinds.owner(t).name for t in reading.step.results}
+    found = {}
+    for before, start, end in _stretches(reading, schedule):
+        made = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
+        entries = schedule[start:end]
+        passes = _read(reading, entries, of_backward=True) + _sources(reading, entries)
+        passes += [t for t in made if t.name in results and gate.may_wait(t)]
+        found[start] = Gate([*{t.name: t for t in passes}.values()])
+    return found
+
+
+def _since(reading: Reading, entries: Schedule) -> list[tf.Operation]:
+    """The backward ops among some runs, or the last op."""
+    ops = [reading.operations[i] for i in entries]
+    return [op for op in ops if op.name in reading.new] or ops[-1:]
+
+
+def _read(reading: Reading, entries: Schedule, of_backward: bool = False) -> list[tf.Tensor]:
+    """What some runs read of the forward pass, or of both, and do not make themselves."""
+    problem, graph = reading.problem, reading.step.graph
+    made: set[int] = set()
+    found: dict[int, tf.Tensor] = {}
+    for index in entries:
+        op = problem.ops[index]
+        for t in op.inputs:
+            maker = problem.made_by[t]
+            there = t not in made and maker >= 0
+            if there and (of_backward or not problem.ops[maker].backward):
+                found[t] = graph.get_tensor_by_name(problem.tensors[t].name)
+        made.update(op.outputs)
+    return [t for t in found.values() if gate.may_wait(t)]
+
+
+def _sources(reading: Reading, entries: Schedule) -> list[tf.Tensor]:
+    """The weights and inputs that some runs read."""
+    found: dict[str, tf.Tensor] = {}
+    waiting = [t for i in entries for t in reading.operations[i].inputs]
+    seen: set[str] = set()
+    while waiting:
+        tensor = kinds.owner(waiting.pop())
+        if tensor.name not in seen:
+            seen.add(tensor.name)
+            if tensor.name in reading.made_of:
+                waiting.extend(tensor.op.inputs)
+            elif tensor.op.type in _SOURCES and tensor.name not in reading.tensor_of:
+                found[tensor.name] = tensor
+    return [t for t in found.values() if gate.may_wait(t)]
+
+
+_SOURCES = ("ReadVariableOp", "Placeholder")

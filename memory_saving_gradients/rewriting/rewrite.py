@@ -96,16 +96,42 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
         if place in holding.gates:
             edits.add_gate(holding.gates[place])
         edits.add_run(index, again[place], in_backward=place >= first)
+    results = edits.results()
     copies = _make_copies(edits, reading.step.runtime.obeys_control_edges)
     for copy in copies.values():
         before_writes(copy)
     before = {}
-    for op, index, reference in edits.inputs:
-        copy = copies[str(reference.copy)].outputs[reference.index]
+
+    def read_instead(op: tf.Operation, index: int, reference: _Reference) -> None:
         before[op.name, index] = op.inputs[index].name
-        tf_private.update_input(op, index, copy)
+        tf_private.update_input(op, index, copies[str(reference.copy)].outputs[reference.index])
+
+    for op, index, reference in edits.inputs:
+        read_instead(op, index, reference)
+    ours = {*reading.step.needed, *copies.values()}
+    for tensor, reference in results:
+        for op in (op for op in tensor.consumers() if op not in ours):
+            for index in (i for i, read in enumerate(op.inputs) if read is tensor):
+                read_instead(op, index, reference)
+        _note_behind(tensor, reference.name)
     holding.hold(edits.runs, copies)
     return before, [run.copy or run.op.name for run in edits.runs]
+
+
+#: By graph: a result that passes gates -> what is behind the last one. Names.
+_behind: weakref.WeakKeyDictionary[tf.Graph, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
+def _note_behind(tensor: tf.Tensor, later: str) -> None:
+    known = _behind.setdefault(tensor.graph, {})
+    known[tensor.name] = later
+    tf_private.can_be_undone(functools.partial(known.pop, tensor.name, None))
+
+
+def behind_gates(tensor: tf.Tensor) -> tf.Tensor:
+    """What whoever the step is for reads instead of a result of it, which may have passed gates."""
+    name = _behind.get(tensor.graph, {}).get(tensor.name, tensor.name)
+    return tensor.graph.get_tensor_by_name(name)
 
 
 #: By graph: (op, input) -> the tensor that it read before it was made to read a copy. Names, as
@@ -156,9 +182,10 @@ class _Edits:
         self.inputs: list[tuple[tf.Operation, int, _Reference]] = []
         self.runs: list[Run] = []
         self._reading = reading
-        #: tensor of the problem -> the node and output of its newest copy
-        self._newest: dict[int, tuple[str, int]] = {}
+        #: tensor, by the owner of its buffer -> the node and output of its newest copy
+        self._newest: dict[str, tuple[str, int]] = {}
         self._views: dict[tuple[str, ...], str] = {}
+        self._passed: set[str] = set()
 
     def add_run(self, index: int, again: bool, in_backward: bool) -> None:
         """Adds the next entry of the schedule: an op, or a copy of it that runs `again`."""
@@ -169,7 +196,7 @@ class _Edits:
             copy = self._copy(op, references)
             made = set(reading.problem.ops[index].outputs)
             self._newest.update(
-                (reading.tensor_of[t.name], (copy, t.value_index))
+                (self._buffer(t), (copy, t.value_index))
                 for t in op.outputs
                 if reading.tensor_of.get(t.name) in made
             )
@@ -185,8 +212,7 @@ class _Edits:
         while (shown := kinds.shown_input(tensor.op, tensor.value_index)) is not None:
             views.append(tensor)
             tensor = tensor.op.inputs[shown]
-        number = self._reading.tensor_of.get(tensor.name, -1)
-        copy, output = self._newest.get(number, (None, tensor.value_index))
+        copy, output = self._newest.get(self._buffer(tensor), (None, tensor.value_index))
         reference = _Reference(tensor.op, output, copy)
         for view in reversed(views if copy else []):
             if not calls.may_repeat(view.op):
@@ -198,6 +224,10 @@ class _Edits:
                 self._views[key] = self._copy(view.op, references)
             reference = _Reference(view.op, view.value_index, self._views[key])
         return reference if copy or not views else _Reference(views[0].op, views[0].value_index)
+
+    def _buffer(self, tensor: tf.Tensor) -> str:
+        number = self._reading.tensor_of.get(tensor.name)
+        return tensor.name if number is None else self._reading.problem.tensors[number].name
 
     def _computed_again(self, tensor: tf.Tensor) -> _Reference:
         """A tensor that is in no buffer, from the newest copies of what it is computed from."""
@@ -224,17 +254,24 @@ class _Edits:
 
     def add_gate(self, opening: gate.Gate) -> None:
         """Has what comes next read the newest copies of some tensors through a gate."""
-        graph = self._reading.operations[0].graph
-        tensors = [
-            graph.get_tensor_by_name(self._reading.problem.tensors[t].name) for t in opening.tensors
-        ]
-        with apart(graph, "gate"):
-            tensors.insert(0, gate.never(opening.after))
+        graph, tensors = self._reading.step.graph, opening.tensors
+        make = gate.barrier_node
+        if opening.after is not None:
+            make = gate.loop_node
+            with apart(graph, "gate"):
+                tensors = [gate.never(opening.after), *tensors]
         references = [self._newest_of(tensor) for tensor in tensors]
         with graph.name_scope(None):
-            name = graph.unique_name("gate/loop")
-        self.gates.append(gate.gate_node(name, [self._input(r) for r in references], tensors))
-        self._newest.update((t, (name, i)) for i, t in enumerate(opening.tensors, 1))
+            name = graph.unique_name("gate/gate")
+        self.gates.append(make(name, [self._input(r) for r in references], tensors))
+        self._newest.update((self._buffer(t), (name, i)) for i, t in enumerate(tensors))
+        self._passed.update(tensor.name for tensor in tensors)
+
+    def results(self) -> list[tuple[tf.Tensor, _Reference]]:
+        """The gradients that pass a gate, each with what is behind the last one."""
+        made = [t for t in self._reading.step.results if t.op.name in self._reading.new]
+        passed = [t for t in made if kinds.owner(t).name in self._passed]
+        return [(tensor, self._newest_of(tensor)) for tensor in passed]
 
     def _input(self, reference: _Reference) -> str:
         """By what name a node reads it."""

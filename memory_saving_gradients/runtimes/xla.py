@@ -12,6 +12,8 @@ from memory_saving_gradients.runtimes import fusion
 from memory_saving_gradients.runtimes.execution_order import Event
 from memory_saving_gradients.runtimes.runtime import Runtime, ShapeOf
 
+CONVOLUTIONS = frozenset({"Conv2D", "Conv3D"})
+
 #: Gradients of convolutions. XLA transposes their operands before it multiplies.
 TRANSPOSES = frozenset(
     """Conv2DBackpropInput Conv3DBackpropInputV2 Conv2DBackpropFilter Conv3DBackpropFilterV2

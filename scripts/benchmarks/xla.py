@@ -118,10 +118,11 @@ def operations(step: tf.types.experimental.GenericFunction, inputs: list[tf.Tens
 
 
 def work_of(label: str) -> dict[str, dict[str, Any]]:
-    """What each way computes, against the plain step, and how many gates it has."""
+    """What each way computes, against the plain step, and what its program consists of."""
     (make, batch), _ = COMPILED[label]
-    plain = operations(*function_of(make(), batch, tf.gradients))
-    rows: dict[str, dict[str, Any]] = {}
+    step, inputs = function_of(make(), batch, tf.gradients)
+    plain = operations(step, inputs)
+    rows: dict[str, dict[str, Any]] = {"tf.gradients": contents(step, inputs)}
     for way in ("memory", "speed"):
         differentiate = functools.partial(gradients, device=GPU, checkpoints=way)
         step, inputs = function_of(make(), batch, differentiate)
@@ -129,18 +130,29 @@ def work_of(label: str) -> dict[str, dict[str, Any]]:
         rows[way] = {
             "gates": sum(map(kinds.is_gate, ops)),
             "work": operations(step, inputs) / plain,
+            **contents(step, inputs),
         }
     if (found := blockwise(make, batch)) is not None:
         rows["tf.recompute_grad by block"] = {"work": operations(*found) / plain}
     return rows
 
 
-def described(path: Path, memory: int | None = None) -> int:
-    """The bytes that XLA:GPU allocates for the program in a file."""
+def contents(
+    step: tf.types.experimental.GenericFunction, inputs: list[tf.Tensor]
+) -> dict[str, int]:
+    """How many kernels and loops XLA:GPU makes of a step."""
+    with tempfile.NamedTemporaryFile(suffix=".hlo") as file:
+        Path(file.name).write_bytes(program_of(step, inputs))
+        report = described(Path(file.name))
+    return {name: report[name] for name in ("kernels", "whiles")}
+
+
+def described(path: Path, memory: int | None = None) -> dict[str, int]:
+    """What `described_gpu` says of the program in a file."""
     command = [sys.executable, described_gpu.__file__, GPU, str(path)]
     command += [] if memory is None else [str(memory)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(json.loads(ran.stdout)["temporary_bytes"])
+    return json.loads(ran.stdout)
 
 
 def by_xla(make: Callable[[], Model], batch: int, folder: Path, plain: int) -> int:
@@ -148,7 +160,7 @@ def by_xla(make: Callable[[], Model], batch: int, folder: Path, plain: int) -> i
     step, inputs = function_of(make(), batch, tf.gradients)
     path = folder / "plain.hlo"
     path.write_bytes(program_of(step, inputs))
-    return min(described(path, int(share * plain)) for share in _LIMITS)
+    return min(described(path, int(share * plain))["temporary_bytes"] for share in _LIMITS)
 
 
 def in_jax(network: str, folder: Path) -> Iterator[tuple[str, int]]:
@@ -156,7 +168,7 @@ def in_jax(network: str, folder: Path) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "scripts.benchmarks.peers_jax", network, str(folder)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for way, file in json.loads(ran.stdout.splitlines()[-1]).items():
-        yield way, described(folder / file)
+        yield way, described(folder / file)["temporary_bytes"]
 
 
 def rows_of(label: str) -> dict[str, dict[str, Any]]:
@@ -191,7 +203,7 @@ def gate_seconds(device: str, gates: int = 200) -> float:
             for _ in range(gates):
                 y = tf.sin(x)
                 if gated:
-                    (x,) = gate.passed([x], [y])
+                    (x,), _ = gate.passed([x], [y], barrier=False)
                 x = x + y
             return x
 

@@ -1,5 +1,6 @@
 """Errors in the middle: the graph is as plain `tf.gradients` leaves it; files are whole or not."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -117,9 +118,21 @@ def test_an_error_at_any_step_leaves_the_graph_plain(monkeypatch, name):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
 
 
-def test_an_error_in_a_compiled_step_leaves_it_plain(monkeypatch):
+#: What fails in a step for XLA, by device: where, the name there, which call of it.
+IN_GATES = {
+    "a select": ("cpu", gate, "hold_back", 1),
+    "a loop": ("cpu", gate, "loop_node", 2),
+    "a barrier": ("h100", gate, "barrier_node", 2),
+    "results behind barriers": ("h100", rewrite, "_note_behind", 20),
+    "an input": ("h100", private, "update_input", 150),
+}
+
+
+@pytest.mark.parametrize("name", IN_GATES)
+def test_an_error_in_a_compiled_step_leaves_it_plain(monkeypatch, name):
     def traced(differentiate):
         model = GPT(layers=4, width=32, length=32, vocabulary=64, heads=2)
+        model.loss(tf.zeros((8, 33), tf.int32))  # makes the variables, so there is one trace
 
         @tf.function(jit_compile=True, autograph=False)
         def step(tokens):
@@ -130,13 +143,10 @@ def test_an_error_in_a_compiled_step_leaves_it_plain(monkeypatch):
 
     answers.forget()
     monkeypatch.delenv(save.STRICT)
-
-    def failing(*args):
-        raise Injected("hold_back")
-
-    monkeypatch.setattr(gate, "hold_back", failing)
-    with pytest.warns(UserWarning, match=r"Injected at the op .*: hold_back"):
-        left = nodes(traced(gradients_memory))
+    device, *where = IN_GATES[name]
+    inject(monkeypatch, *where)
+    with pytest.warns(UserWarning, match=rf"Injected.*: {where[1]}"):
+        left = nodes(traced(functools.partial(gradients_memory, device=device)))
     expected = nodes(traced(tf.gradients))
     made = {name for name in left if name.startswith("gate")}
     assert {name: left[name] for name in left.keys() - made} == expected

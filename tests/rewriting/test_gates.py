@@ -1,0 +1,194 @@
+"""What holds recomputed ops back in a graph for XLA: barriers for a GPU, loops for a CPU."""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memory_saving_gradients as msg
+from memory_saving_gradients.graph import gate, kinds
+from memory_saving_gradients.pipeline import prove
+from memory_saving_gradients.proving import compiler
+from memory_saving_gradients.rewriting.run import COPY
+from memory_saving_gradients.runtimes.xla import Xla
+from tests.doors.test_tape import USES, X, traced, weights
+from tests.test_xla import assert_close, assert_same, compiled_step
+
+__all__ = ["weights"]  # a fixture
+
+DEVICES = {"cpu": "while", "h100": "opt-barrier"}
+
+
+def program(step, inputs):
+    """What is handed to XLA, as a list of (opcode, name of the op)."""
+    text = step.experimental_get_compiler_ir(*inputs)(stage="hlo")
+    # A tuple is a type with spaces and brackets of its own.
+    return re.findall(r" ([a-z-]+)\([^)]*\).*?op_name=\"([^\"]*)\"", text)
+
+
+def gates_of(step, inputs):
+    ops = step.get_concrete_function(*inputs).graph.get_operations()
+    return [op for op in ops if kinds.is_gate(op)]
+
+
+@pytest.mark.parametrize("name", ["chain", "gpt", "unet", "resnet20"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.sweep(3)
+def test_each_gate_is_one_instruction(name, device):
+    step, inputs = compiled_step(name, "memory", device=device)
+    gates = gates_of(step, inputs)
+    assert gates
+    made = program(step, inputs)
+    assert {op.name for op in gates} <= {op for code, op in made if code == DEVICES[device]}
+    assert sum(code == "while" for code, _ in made) == (len(gates) if device == "cpu" else 0)
+
+
+@pytest.mark.parametrize("name", ["chain", "gpt"])
+def test_what_runs_again_reads_nothing_past_a_barrier(name):
+    """Else XLA would merge it with the original, or run it in the forward pass."""
+    step, inputs = compiled_step(name, "memory", device="h100")
+    ops = step.get_concrete_function(*inputs).graph.get_operations()
+    known = {}
+    for op in ops:
+        through = kinds.is_gate(op) or any(known.get(t.op.name) for t in op.inputs)
+        known[op.name] = through
+    copies = [op for op in ops if COPY in op.name]
+    assert copies
+    assert [op.name for op in copies if not known[op.name]] == []
+    sources = {"ReadVariableOp", "Placeholder"}
+    reads = [(op.name, t.op.type) for op in copies for t in op.inputs if gate.may_wait(t)]
+    assert [name for name, kind in reads if kind in sources] == []
+
+
+def test_what_a_barrier_waits_for_is_read_behind_it():
+    """Weights' gradients are done before the next stretch: who returns them waits for its gate."""
+    step, inputs = compiled_step("chain", "memory", device="h100")
+    graph = step.get_concrete_function(*inputs).graph
+    returned = [t.op.inputs[0] for t in graph.outputs if t.op.type == "Identity"]
+    late = [t for t in returned if kinds.is_gate(t.op)]
+    assert len(late) > len(returned) / 2
+    for tensor in late:
+        before = tensor.op.inputs[tensor.value_index]
+        assert tensor.shape == before.shape
+        assert {reader.type for reader in before.consumers()} == {"XlaOptimizationBarrier"}
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("name", [name for name in USES if name != "a_loop"])
+@pytest.mark.sweep(3)
+def test_barriers_change_no_value(weights, name):
+    use, saves = USES[name]
+    plain, _ = traced(use, tf.GradientTape, weights, compiled=True)
+    tape = functools.partial(msg.GradientTape, device="h100")
+    ours, plans = traced(use, tape, weights, compiled=True)
+    assert bool(plans) == saves
+    assert_close(ours, plain, off=1e-5)  # a sum of what is written out rounds in another way
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_values_of_a_chain_are_equal_bit_for_bit():
+    (step, inputs), (plain, _) = (
+        compiled_step("chain", how, **options)
+        for how, options in (("memory", {"device": "h100"}), ("plain", {}))
+    )
+    assert_same(step(*inputs), plain(*inputs))
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("special", [np.nan, np.inf, -0.0, 1e-42])
+def test_special_values_pass_a_barrier_unchanged(special):
+    @tf.function(jit_compile=True, autograph=False)
+    def through(x, y):
+        return gate.passed([x], [y], barrier=True)
+
+    x = tf.constant([special, 1.0])
+    y = tf.constant([1, 2], tf.int64)
+    for (passed,), given in zip(through(x, y), (x, y), strict=True):
+        assert passed.numpy().tobytes() == given.numpy().tobytes()
+
+
+def test_what_is_compiled_to_be_measured_is_what_runs(monkeypatch):
+    """It returns what lies behind the barriers: what nobody reads there holds nothing."""
+    seen = []
+    as_function = compiler.as_function
+
+    def noted(step, returned, given):
+        seen.append([(t.op.type, t.value_index) for t in returned])
+        return as_function(step, returned, given)
+
+    monkeypatch.setattr(compiler, "is_installed", lambda device: True)
+    monkeypatch.setattr(compiler, "temporary_bytes", lambda *args: 1)
+    monkeypatch.setattr(compiler, "as_function", noted)
+    monkeypatch.setattr(prove, "_next_peak", lambda *args: None)
+    step, inputs = compiled_step("chain", "memory", verify=True, device="h100")
+    outputs = step.get_concrete_function(*inputs).graph.outputs
+    runs = [(t.op.type, t.value_index) for t in (identity.op.inputs[0] for identity in outputs)]
+    assert seen[-1] == runs
+    assert "XlaOptimizationBarrier" in {kind for kind, _ in runs}
+
+
+def test_the_gradient_of_a_barrier_is_handed_on():
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x, y):
+        product = x * y
+        gate.hold_together(product.op)
+        assert {t.op.type for t in product.op.inputs} == {"XlaOptimizationBarrier"}
+        return tf.gradients(product * x, [x, y])
+
+    x, y = tf.constant(3.0), tf.constant(5.0)
+    assert [float(g) for g in step(x, y)] == [30.0, 9.0]
+
+
+def test_a_part_by_hand_is_differentiated_twice(monkeypatch):
+    monkeypatch.setattr(Xla, "on_gpu", True)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x, call):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = call(lambda x: tf.sin(tf.tanh(tf.sin(x))), x)
+            norm = tf.reduce_sum(inner.gradient(y, x) ** 2)
+        return outer.gradient(norm, x)
+
+    x = tf.constant(X)
+    assert_close(step(x, msg.checkpoint), step(x, lambda part, *args: part(*args)))
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_part_by_hand_is_held_back_as_a_plan_is(monkeypatch, weights, on_gpu):
+    def compiled(call):
+        @tf.function(jit_compile=True, autograph=False)
+        def step(x):
+            with tf.GradientTape() as tape:
+                for w in weights:
+                    x = call(lambda x, w: tf.sin(tf.tanh(x @ w)), x, w)
+                loss = tf.reduce_sum(x)
+            return tape.gradient(loss, weights)
+
+        return step
+
+    monkeypatch.setattr(Xla, "on_gpu", on_gpu)
+    x = tf.constant(X)
+    ours = compiled(msg.checkpoint)
+    made = [code for code, _ in program(ours, [x])]
+    assert made.count("while") == (0 if on_gpu else len(weights))
+    assert made.count("opt-barrier") >= len(weights)
+    if on_gpu:
+        assert made.count("opt-barrier") == len(weights)
+    assert_close(ours(x), compiled(lambda part, *args: part(*args))(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_compiled_step_that_is_differentiated_again_is_refused(weights, device):
+    @tf.function(jit_compile=True, autograph=False)
+    def slope(x):
+        for w in weights:
+            x = tf.tanh(tf.sin(x @ w))
+        return msg.gradients(tf.reduce_sum(x), weights, checkpoints="memory", device=device)[0]
+
+    with tf.GradientTape() as tape, pytest.raises(NotImplementedError, match="the second time"):
+        tape.gradient(tf.reduce_sum(slope(tf.constant(X))), weights[0])
