@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from memory_saving_gradients import commands
 from memory_saving_gradients._quiet import COMMAND
@@ -24,6 +25,12 @@ compiled is looked at with SGD and the mean squared error."""
 
 _EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan within the budget was found, 130 Ctrl-C"""
+
+
+_INPUT_SHAPE: dict[str, Any] = {
+    "metavar": "S",
+    "help": "the shape of an example, where the model does not tell: 32,32,3 or 128:int32",
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "my_package.models:build --checkpoints speed --json report.json",
     )
     report.add_argument("target", metavar="TARGET")
+    report.add_argument("--input-shape", **_INPUT_SHAPE)
     report.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: 32")
     how = report.add_mutually_exclusive_group()
     how.add_argument("--checkpoints", choices=sorted(STRATEGIES), help="default: memory")
@@ -87,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "keras.applications:ResNet50 --memory 11GB",
     )
     largest.add_argument("target", metavar="TARGET")
+    largest.add_argument("--input-shape", **_INPUT_SHAPE)
     largest.add_argument("--memory", required=True, metavar="B", help='such as "11GB"')
     largest.set_defaults(run=commands.largest_batch)
     return parser

@@ -23,7 +23,13 @@ from rich.table import Table
 from memory_saving_gradients import measure
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.max_batch import max_batch
-from memory_saving_gradients.doors.traced_step import Step, step_of_model, traced_step
+from memory_saving_gradients.doors.traced_step import (
+    Step,
+    any_batch,
+    step_of_model,
+    targets,
+    traced_step,
+)
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.decide import by_memory
 from memory_saving_gradients.pipeline.device_budget import device_bytes
@@ -46,7 +52,7 @@ def report(options: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--json {options.json}: there is no folder {options.json.parent}")
     model = load(options.target)
     asked = Options(**_options(options))
-    step = traced_step(model, options=asked)
+    step = traced_step(model, example_of(model, options.input_shape), asked)
     plans = step.plans(options.batch_size)
     for plan in plans:
         plan.summary()
@@ -92,7 +98,8 @@ def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
 
 def largest_batch(options: argparse.Namespace) -> None:
     """Says how large a batch may be; see `max-batch --help`."""
-    print(max_batch(load(options.target), options.memory))
+    model = load(options.target)
+    print(max_batch(model, options.memory, example_of(model, options.input_shape)))
 
 
 def load(target: str) -> Any:
@@ -126,13 +133,34 @@ def load(target: str) -> Any:
     return model
 
 
+def example_of(model: Any, shape: str | None) -> Any:
+    """A batch of a model that does not tell what it takes; None if no shape was said.
+
+    Raises:
+        ValueError: `shape` is none.
+    """
+    if shape is None:
+        return None
+    sizes, _, dtype = shape.partition(":")
+    try:
+        spec = tf.TensorSpec((None, *map(int, sizes.split(","))), dtype or "float32")
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"--input-shape must be sizes such as 32,32,3, or 128:int32, got {shape!r}"
+        ) from None
+    outputs = model(tf.zeros((1, *spec.shape[1:]), spec.dtype))
+    return spec, targets(tf.nest.map_structure(any_batch, outputs), model.loss)
+
+
 def _made(make: Callable[..., Any]) -> Any:
     """What a callable returns, where it can be without weights."""
     parameters = inspect.signature(make).parameters
     return make(**({"weights": None} if "weights" in parameters else {}))
 
 
-def make_step(target: str, batch_size: int, chosen: dict[str, Any] | None) -> Callable[[], Any]:
+def make_step(
+    target: str, batch_size: int, chosen: dict[str, Any] | None, shape: str | None = None
+) -> Callable[[], Any]:
     """A training step of a model on random inputs, by the options of `save_memory`, or plain."""
     from memory_saving_gradients import keras as ours
 
@@ -140,7 +168,7 @@ def make_step(target: str, batch_size: int, chosen: dict[str, Any] | None) -> Ca
     if chosen:
         ours.save_memory(model, batch_size=batch_size, **chosen)
     random = np.random.default_rng(0)
-    _, taken = step_of_model(model)
+    _, taken = step_of_model(model, example_of(model, shape))
     x, y = tf.nest.map_structure(functools.partial(_random, random, batch_size), taken)
     return functools.partial(model.train_on_batch, x, y)
 
@@ -165,14 +193,15 @@ def _random(random: np.random.Generator, batch_size: int, spec: tf.TensorSpec) -
 
 def _measured(options: argparse.Namespace) -> str:
     """Peaks in fresh processes, and times in turns in this one."""
+    target, batch, shape = options.target, options.batch_size, options.input_shape
     ways = {"plain": None, "saving": _options(options)}
     peaks, steps = {}, {}
     with bar("measuring", 5) as tick:
         for name, way in ways.items():
-            peaks[name] = measure.function_peak(make_step, options.target, options.batch_size, way)
+            peaks[name] = measure.function_peak(make_step, target, batch, way, shape)
             tick()
         for name, way in ways.items():
-            steps[name] = make_step(options.target, options.batch_size, way)
+            steps[name] = make_step(target, batch, way, shape)
             steps[name]()  # builds it
             tick()
         seconds = measure.step_times(steps, _ROUNDS)

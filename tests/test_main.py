@@ -28,6 +28,16 @@ def compiled():
     model.compile("adam", "sparse_categorical_crossentropy")
     return model
 
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = [keras.layers.Dense(256, "tanh") for _ in range(12)]
+
+    def call(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return x
+
 number = 3
 
 made = compiled()
@@ -122,6 +132,8 @@ def test_a_saved_model(folder, capsys):
         (["report", "no_such_module:build"], 1, "No module named 'no_such_module'"),
         (["report", "none.keras"], 1, "none.keras"),
         (["report", "my_models:number"], 1, "not a callable"),
+        (["report", "my_models:Subclassed"], 1, "--input-shape"),
+        (["report", "my_models:Subclassed", "--input-shape", "big"], 1, "sizes such as 32,32,3"),
         (["report", "my_models:broken"], 1, "division by zero"),
         (["report", "my_models:keras.layers.ReLU"], 1, "no Keras model"),
         (["report", TARGET, "--memory-budget", "100B"], 3, "cannot be met"),
@@ -244,3 +256,11 @@ def test_ctrl_c_while_tensorflow_is_loaded_leaves_no_traceback():
         ran.send_signal(signal.SIGINT)
         assert ran.stderr.read() == b""
     assert ran.returncode in (-signal.SIGINT, 130)
+
+
+def test_a_model_that_does_not_tell_what_it_takes(folder, capsys):
+    words = ["my_models:Subclassed", "--input-shape", "64"]
+    assert main(["report", *words, "--batch-size", "512"]) == 0
+    assert "for a batch of 512" in capsys.readouterr().out
+    assert main(["max-batch", *words, "--memory", "64MB"]) == 0
+    assert "The largest batches in" in capsys.readouterr().out

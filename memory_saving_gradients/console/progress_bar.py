@@ -20,9 +20,14 @@ _WIDTH = 20
 logger = logging.getLogger("memory_saving_gradients")
 
 
+def _shows() -> bool:
+    """Whether somebody looks: a terminal, or a notebook."""
+    return sys.stderr.isatty() or Console(stderr=True).is_jupyter
+
+
 def say(what: str) -> None:
-    """Says something: on a terminal there, elsewhere in the log, at INFO."""
-    if sys.stderr.isatty():
+    """Says something: on a terminal or in a notebook there, elsewhere in the log, at INFO."""
+    if _shows():
         print(what, file=sys.stderr)
     else:
         logger.info(what)
@@ -32,7 +37,8 @@ def say(what: str) -> None:
 def shown(what: str) -> Iterator[None]:
     """Shows how far planning is, once it has taken two seconds.
 
-    On a terminal that is a line that is written over; elsewhere one line of the log, at INFO.
+    On a terminal, or in a notebook, that is a line that is written over; elsewhere one line of the
+    log, at INFO.
 
     Args:
         what: what is planned.
@@ -45,7 +51,7 @@ def shown(what: str) -> Iterator[None]:
         seconds = time.perf_counter() - began
         if seconds < _LONG:
             return
-        if sys.stderr.isatty():
+        if _shows():
             bar = ("━" * (_WIDTH * done // parts)).ljust(_WIDTH, "─")
             print(f"\r{what} {done}/{parts} {bar} {seconds:.0f}s", end="", file=sys.stderr)
         elif not lines:
@@ -54,13 +60,13 @@ def shown(what: str) -> Iterator[None]:
 
     with heard_by(show):
         yield
-    if lines and sys.stderr.isatty():
+    if lines and _shows():
         print(f"\r{what}: {time.perf_counter() - began:.0f}s".ljust(100), file=sys.stderr)
 
 
 @contextlib.contextmanager
 def bar(what: str, parts: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error for work of so many parts; nothing where it is no terminal.
+    """A progress bar for work of so many parts, on a terminal or in a notebook; else nothing.
 
     Args:
         what: what is done.
@@ -70,6 +76,6 @@ def bar(what: str, parts: int) -> Iterator[Callable[[], None]]:
         A function to call when a part is done.
     """
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=not _shows()) as progress:
         task = progress.add_task(what, total=parts)
         yield lambda: progress.advance(task)

@@ -14,6 +14,7 @@ from rich.table import Table
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.traced_step import Step, traced_step
 from memory_saving_gradients.options.budgets import OfDevice, parse_budget
+from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.device_budget import device_bytes
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import lowest
@@ -69,7 +70,9 @@ class MaxBatch:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> MaxBatch:
+def max_batch(
+    model_or_step: Any, memory: int | str, example: Any = None, *, device: str = "cpu"
+) -> MaxBatch:
     """The largest batch that fits into a memory, plain and with recomputation.
 
     The step is traced and planned; nothing runs. The peak grows nearly linearly with the batch, by
@@ -84,10 +87,12 @@ def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> Max
             not compiled is looked at without an optimizer, with the mean square of its outputs as
             the loss.
         memory: bytes (int), or a string such as `"11GB"` or `"10GiB"`; `"device"` is nine tenths
-            of this machine's first GPU, or, without one, of what the system has free.
+            of the GPU that `device` names, of this machine's first GPU, or, without one, of what
+            the system has free.
         example: one batch, as `fit` or the function takes it, arrays or tensors or their
             `tf.TensorSpec`: of a model `(x, y)`, of a function the tuple of its arguments. Needed
             where the step does not tell: a subclassed model, a function without `input_signature`.
+        device: what to estimate costs for, as in `gradients`, and whose memory `"device"` is.
 
     Returns:
         The largest batches: plain, with `checkpoints="speed"` and `"memory"`, and with a budget
@@ -107,10 +112,10 @@ def max_batch(model_or_step: Any, memory: int | str, example: Any = None) -> Max
     """
     allowed = parse_budget(memory, "memory")
     if isinstance(allowed, OfDevice):
-        allowed = int(allowed.share * device_bytes()[0])
+        allowed = int(allowed.share * device_bytes(device)[0])
     if isinstance(allowed, float):
         raise ValueError(f'memory must be bytes, such as "11GB", got the share {memory!r}')
-    step = traced_step(model_or_step, example)
+    step = traced_step(model_or_step, example, Options("memory", device=device))
     if allowed <= step.variables_bytes:
         raise ValueError(
             f"memory of {said(allowed)} does not hold the variables alone: they take "

@@ -23,7 +23,7 @@ from memory_saving_gradients.reading.read import Reading, read
 from memory_saving_gradients.rewriting.running_sums import taken_apart
 
 #: Where a dimension is unknown and no `example` tells it.
-_HOW = "give example=, one batch as the step takes it"
+_HOW = "give example=, one batch as the step takes it (on the command line: --input-shape)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _of_function(step: Any, example: Any) -> tuple[Callable[..., Any], Sequence[
         )
     if example is not None:
         given = example if isinstance(example, tuple) else (example,)
-        return step.python_function, tf.nest.map_structure(_any_batch, given)
+        return step.python_function, tf.nest.map_structure(any_batch, given)
     if step.input_signature is None:
         raise ValueError(f"the function has no input_signature: {_HOW}")
     return step.python_function, step.input_signature
@@ -144,7 +144,7 @@ def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], 
         x, y = (*example, None)[:2] if isinstance(example, tuple) else (example, None)
     else:
         x, y = _symbolic(model, "input"), None
-    x = tf.nest.map_structure(_any_batch, x)
+    x = tf.nest.map_structure(any_batch, x)
     if not model.compiled:
 
         def step(x: Any) -> Any:
@@ -156,9 +156,9 @@ def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], 
 
         return step, (x,)
     if y is None:
-        outputs = tf.nest.map_structure(_any_batch, _symbolic(model, "output"))
-        y = _targets(outputs, model.loss)
-    return lambda x, y: model.train_step((x, y)), (x, tf.nest.map_structure(_any_batch, y))
+        outputs = tf.nest.map_structure(any_batch, _symbolic(model, "output"))
+        y = targets(outputs, model.loss)
+    return lambda x, y: model.train_step((x, y)), (x, tf.nest.map_structure(any_batch, y))
 
 
 def _symbolic(model: Any, what: str) -> Any:
@@ -170,21 +170,21 @@ def _symbolic(model: Any, what: str) -> Any:
     raise ValueError(f'model "{model.name}" does not tell its inputs: {_HOW}')
 
 
-def _targets(outputs: Any, loss: Any) -> Any:
+def targets(outputs: Any, loss: Any) -> Any:
     """What a model may be fitted to, by its outputs and losses."""
     if isinstance(loss, dict):
         names = outputs if isinstance(outputs, dict) else dict(zip(loss, outputs, strict=True))
-        return {name: _targets(names[name], one) for name, one in loss.items()}
+        return {name: targets(names[name], one) for name, one in loss.items()}
     if isinstance(outputs, list | tuple):
         losses = loss if isinstance(loss, list | tuple) else [loss] * len(outputs)
-        return [_targets(*pair) for pair in zip(outputs, losses, strict=True)]
+        return [targets(*pair) for pair in zip(outputs, losses, strict=True)]
     name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
     if "sparse" in str(name):
         return tf.TensorSpec(outputs.shape[:-1], tf.int32)
     return outputs
 
 
-def _any_batch(value: Any) -> Any:
+def any_batch(value: Any) -> Any:
     """The value's kind, with a batch of any size; what is no tensor as it is."""
     shape = getattr(value, "shape", None)
     if shape is None:

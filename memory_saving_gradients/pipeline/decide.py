@@ -37,7 +37,7 @@ def decide(reading: Reading, request: Request) -> Plan:
     budget = in_bytes(request, reading)
     schedule, given = _schedule(reading, request, budget)
     if budget is not None and peak(reading, schedule) > budget:
-        raise unreachable(reading, schedule, budget, request.most_runs != UNBOUNDED)
+        raise unreachable(reading, schedule, budget, request.most_runs != UNBOUNDED, given)
     return _judged(reading, request, schedule, given, budget)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from memory_saving_gradients.graph.origin import origin
@@ -17,7 +19,9 @@ from memory_saving_gradients.report.obstacles import in_the_way
 _HOLDERS = 5
 
 
-def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool) -> BudgetError:
+def unreachable(
+    reading: Reading, schedule: Schedule, budget: int, bounded: bool, given: Sequence[str] = ()
+) -> BudgetError:
     """The error that says how low a step can go, what holds it there, and what to do.
 
     Args:
@@ -25,6 +29,7 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
         schedule: the schedule of the lowest peak found.
         budget: the budget that it misses, in bytes.
         bounded: whether `max_recompute` is set.
+        given: the names of the checkpoints that were given, which are kept.
     """
     problem = reading.problem
     simulation = simulate(problem, schedule)
@@ -47,6 +52,8 @@ def unreachable(reading: Reading, schedule: Schedule, budget: int, bounded: bool
     ways = [f"allow at least {_said(simulation.peak)}"]
     if bounded:
         ways.append("raise max_recompute")
+    if given:
+        ways.append(f"leave out checkpoints: the {len(given)} that were given are kept as well")
     if 2 * weights < all_bytes:
         fits = _fitting_batch(reading, schedule, budget)
         ways.append(

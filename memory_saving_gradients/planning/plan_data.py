@@ -117,6 +117,8 @@ class PlanData:
         if abs(alone - self.baseline_peak_bytes) > _APART * self.baseline_peak_bytes:
             measured += f", plain {said(alone)} in a session of one inter-op thread"
         budget = "" if self.budget_bytes is None else f" of {said(self.budget_bytes)}"
+        if budget and self.given:
+            budget += f", with {len(self.given)} given tensors kept"
         return (
             f"{self.strategy}{budget}: predicted peak {said(self.baseline_peak_bytes)} -> "
             f"{said(self.peak_bytes)} ({ratio:.2f}x){measured}, "

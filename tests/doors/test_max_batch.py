@@ -177,6 +177,15 @@ def test_not_even_one():
     assert "not even 1" in str(found)
 
 
+def test_a_gpu_that_is_not_there():
+    step = make_function()
+    found = max_batch(step, "device", device="t4")
+    assert found.memory_bytes == 0.9 * 16 * 10**9
+    assert found.ways["plain"].batch_size > 100_000
+    cpu = max_batch(step, "14.4GB").ways["plain"].seconds_per_example
+    assert found.ways["plain"].seconds_per_example < 0.1 * cpu
+
+
 def test_a_notebook_gets_the_table_as_text(monkeypatch):
     """Where rich finds IPython it shows a table itself, and gives no text."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)

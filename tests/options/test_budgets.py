@@ -234,8 +234,18 @@ def test_given_checkpoints_are_kept_within_the_budget(graph):
     plan = plan_of(graph)
     assert plan.strategy == "list"
     assert plan.peak_bytes <= plan.budget_bytes
+    assert f"with {len(given)} given tensors kept" in str(plan)
     assert {t.name for t in given} <= set(plan.checkpoints)
     assert not {t.op.name for t in given} & set(plan.recomputed)
+
+
+def test_that_given_checkpoints_are_kept_is_said_where_a_budget_cannot_be_met(graph):
+    step = chain()
+    tanhs = [op.outputs[0] for op in graph.get_operations() if op.type == "Tanh"]
+    for tensor in tanhs:
+        tf.compat.v1.add_to_collection("checkpoints", tensor)
+    with pytest.raises(BudgetError, match=rf"the {len(tanhs)} that were given are kept as well"):
+        gradients(step.loss, step.variables, memory_budget=0.2)
 
 
 def test_speed_with_a_budget_repeats_no_product(graph):
