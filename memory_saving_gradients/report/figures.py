@@ -56,7 +56,7 @@ def timeline(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figu
         "plan": (_percent(problem.costs[np.asarray(plan.schedule)], total), course),
     }
     peaks = {"plain": facts.at_plain_peak(plan).origin, "plan": facts.at_peak(plan).origin}
-    for name, label in (("plain", "tf.gradients"), ("plan", plan.strategy)):
+    for name, label in (("plain", "plain"), ("plan", plan.strategy)):
         times, held = _thinned(*drawn[name])
         place, origin = int(held.argmax()), facts.shortened(peaks[name], _LABEL)
         label = f"{label}: peak {held.max() / 1e6:,.0f} MB, at {origin}"
@@ -110,7 +110,7 @@ def frontier(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figu
     for (name, where), marker in zip(named.items(), "o^sd", strict=True):
         axes.plot(*where, color=COLOURS["kept"], marker=marker, ls="none", label=name)
     plain = plan.baseline_peak_bytes / 1e6, 0.0
-    axes.plot(*plain, color=COLOURS["plain"], marker="D", ls="none", label="tf.gradients")
+    axes.plot(*plain, color=COLOURS["plain"], marker="D", ls="none", label="plain")
     chosen = plan.peak_bytes / 1e6, 100 * plan.overhead
     ring: dict[str, Any] = {"mfc": "none", "ms": 13, "mew": 2, "ls": "none"}
     axes.plot(*chosen, color=COLOURS["plan"], marker="o", label="this plan", **ring)
@@ -130,8 +130,9 @@ def network(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figur
     left, right = figure.subplots(1, 2, width_ratios=[1, 4])
     places = np.arange(len(rows))
     largest = max((arc.bytes for arc in arcs), default=1)
-    for arc in arcs:
-        _draw_arc(left, arc.begin, arc.end, 0.4 + 1.8 * arc.bytes / largest)
+    for number, arc in enumerate(arcs):
+        label = "" if number else "skips layers, wide where large"
+        _draw_arc(left, arc.begin, arc.end, 0.4 + 1.8 * arc.bytes / largest, label)
     left.plot(np.zeros(len(rows)), places, color=COLOURS["text"], lw=0.8)
     for row, place in zip(rows, places, strict=True):
         style = "kept" if row.kept else "again" if row.again else "plain"
@@ -147,13 +148,15 @@ def network(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figur
         before += sizes
     for number, (begin, end) in enumerate(_bands(rows)):
         if number % 2:
-            right.axhspan(begin - 0.5, end + 0.5, color=COLOURS["text"], alpha=0.12, lw=0)
+            label = "every other segment" if number == 1 else ""
+            shade = {"color": COLOURS["text"], "alpha": 0.12, "lw": 0, "label": label}
+            right.axhspan(begin - 0.5, end + 0.5, **shade)
     right.set_yticks(places, [facts.shortened(row.label, _LABEL) for row in rows], fontsize=7)
     right.set_ylim(len(rows) - 0.5, -0.5)
     right.set_xlabel("MB of activations")
     right.set_xlim(0, 1.04 * max(before, default=1))
     _legend_below(figure, 3)
-    return _done(figure, right, f"{_title(plan)}, layer by layer; shades part segments", path)
+    return _done(figure, right, f"{_title(plan)}, layer by layer", path)
 
 
 def _bands(rows: Sequence[Row]) -> list[tuple[int, int]]:
@@ -167,12 +170,12 @@ def _bands(rows: Sequence[Row]) -> list[tuple[int, int]]:
     return found
 
 
-def _draw_arc(axes: Axes, begin: int, end: int, width: float) -> None:
+def _draw_arc(axes: Axes, begin: int, end: int, width: float, label: str) -> None:
     middle, half = (begin + end) / 2, (end - begin) / 2
     angle = np.linspace(-np.pi / 2, np.pi / 2, 40)
     depth = 0.55 * (end - begin) ** 0.5
     x, y = -depth * np.cos(angle), middle + half * np.sin(angle)
-    axes.plot(x, y, color=COLOURS["plain"], lw=width, alpha=0.7)
+    axes.plot(x, y, color=COLOURS["plain"], lw=width, alpha=0.7, label=label)
 
 
 def _mark_copies(axes: Axes, times: np.ndarray, copies: np.ndarray, top: float) -> None:
@@ -225,7 +228,7 @@ def _undominated(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 
 def _title(plan: PlanData) -> str:
     ratio = plan.baseline_peak_bytes / max(plan.peak_bytes, 1)
-    return f"{plan.strategy}: {ratio:.1f}× less memory for {plan.overhead:.0%} more time"
+    return f"{plan.strategy}: {ratio:.1f}× less memory for {plan.overhead:.0%} more computing, as estimated"
 
 
 def check_matplotlib() -> None:
