@@ -228,7 +228,8 @@ def _undominated(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 
 def _title(plan: PlanData) -> str:
     ratio = plan.baseline_peak_bytes / max(plan.peak_bytes, 1)
-    return f"{plan.strategy}: {ratio:.1f}× less memory for {plan.overhead:.0%} more computing, as estimated"
+    less, more = f"{ratio:.1f}× less memory", f"{plan.overhead:.0%} more computing"
+    return f"{plan.strategy}: {less} for {more}, as estimated"
 
 
 def check_matplotlib() -> None:
