@@ -244,8 +244,17 @@ def test_sizes_that_come_from_tensors_are_foretold(layer, batch):
             feed = {x: np.random.default_rng(0).standard_normal((8, 32, 32, 16))}
             session.run([fetches, plain], feed)
             peaks = [measure.session_peak(session, one, feed) for one in (plain, fetches)]
+        # As written: of windows Grappler leaves transposes of which the shapes alone are read, and
+        # those run late, so with it the plan takes a quarter more (docs/supported.md).
+        as_written = v1.ConfigProto(inter_op_parallelism_threads=1)
+        as_written.graph_options.rewrite_options.disable_meta_optimizer = True
+        with v1.Session(config=as_written) as session:
+            session.run(v1.global_variables_initializer())
+            session.run(fetches, feed)
+            written = measure.session_peak(session, fetches, feed)
     (plan,) = get_plans(graph)
     # Of windows of which the graph knows all sizes 15 % too much is foretold, too.
     assert plan.baseline_peak_bytes == pytest.approx(peaks[0], rel=0.2)
-    assert plan.peak_bytes == pytest.approx(peaks[1], rel=0.15)
+    assert plan.peak_bytes == pytest.approx(written, rel=0.02 if layer is windows else 0.15)
+    assert plan.peak_bytes == pytest.approx(peaks[1], rel=0.15 if layer is experts else 0.25)
     assert peaks[1] < 0.7 * peaks[0]
