@@ -241,7 +241,7 @@ def _table(found: MaxBatch) -> Table:
     for name, way in found.ways.items():
         more = " or more" if way.batch_size >= _LARGEST else ""
         batch = f"{way.batch_size:,}{more}" if way.batch_size else "not even 1"
-        rest = (f"{way.bytes / 1e9:,.2f}", f"{way.overhead:.1%}")
+        rest = (f"{way.bytes / 1e9:,.2f}", f"{round(way.overhead, 4) + 0.0:.1%}")
         seconds = f"{1000 * way.seconds_per_example:,.3f}"
         table.add_row(name, batch, *((*rest, seconds) if way.batch_size else ("", "", "")))
     return table

@@ -189,6 +189,7 @@ def test_a_gpu_that_is_not_there():
 def test_a_notebook_gets_the_table_as_text(monkeypatch):
     """Where rich finds IPython it shows a table itself, and gives no text."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    found = MaxBatch(10**9, 10**6, {"plain": Largest(32, 10**8, 0.0, 0.1)})
+    found = MaxBatch(10**9, 10**6, {"plain": Largest(32, 10**8, -1e-16, 0.1)})
     assert "plain" in str(found)
+    assert " 0.0%" in str(found)
     assert "plain" in found._repr_html_()
