@@ -26,7 +26,6 @@ compiled is looked at with SGD and the mean squared error."""
 _EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan within the budget was found, 130 Ctrl-C"""
 
-
 _INPUT_SHAPE: dict[str, Any] = {
     "metavar": "S",
     "help": "the shape of an example, where the model does not tell: 32,32,3 or 128:int32",
@@ -39,8 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train networks that do not fit into memory, on TensorFlow.",
         epilog=f"{COMMAND} COMMAND --help says more of a command.\n{_EXIT_CODES}",
     )
-    version = importlib.metadata.version("memory_saving_gradients")
-    parser.add_argument("--version", action="version", version=f"{COMMAND} {version}")
+    parser.add_argument("--version", action="version", version=f"{COMMAND} {_version()}")
     everywhere = argparse.ArgumentParser(add_help=False)
     everywhere.add_argument("--debug", action="store_true", help="show tracebacks")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -99,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     largest.add_argument("--memory", required=True, metavar="B", help='such as "11GB"')
     largest.set_defaults(run=commands.largest_batch)
     return parser
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("memory_saving_gradients")
+    except importlib.metadata.PackageNotFoundError:  # it runs from its source tree
+        return "of a source tree"
 
 
 def _positive(text: str) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import inspect
-import math
 import os
 import statistics
 import sys
@@ -23,13 +23,8 @@ from rich.table import Table
 from memory_saving_gradients import measure
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.max_batch import max_batch
-from memory_saving_gradients.doors.traced_step import (
-    Step,
-    any_batch,
-    step_of_model,
-    targets,
-    traced_step,
-)
+from memory_saving_gradients.doors.traced_step import Step, step_of_model, traced_step
+from memory_saving_gradients.graph.shapes import bytes_of
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.decide import by_memory
 from memory_saving_gradients.pipeline.device_budget import device_bytes
@@ -52,7 +47,7 @@ def report(options: argparse.Namespace) -> None:
         raise FileNotFoundError(f"--json {options.json}: there is no folder {options.json.parent}")
     model = load(options.target)
     asked = Options(**_options(options))
-    step = traced_step(model, example_of(model, options.input_shape), asked)
+    step = traced_step(model, example_of(options.input_shape), asked)
     plans = step.plans(options.batch_size)
     for plan in plans:
         plan.summary()
@@ -72,7 +67,7 @@ def report(options: argparse.Namespace) -> None:
 
 def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
     """All that a device holds at the peak of a step, plain and as planned."""
-    weights = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.weights)
+    weights = sum(bytes_of(v.shape, v.dtype) for v in model.weights)
     inputs = batch_size * step.example_bytes
     rows = {
         "weights": (weights, weights),
@@ -80,13 +75,11 @@ def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
         "inputs": (inputs, inputs),
         "activations, gradients, scratch": (plan.baseline_peak_bytes, plan.peak_bytes),
     }
-    has, used = device_bytes()
-    table = Table(
-        title=f"In all, of {said(has)} that {'the system has free' if used is None else 'it has'}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        show_footer=True,
-    )
+    title = "In all"
+    with contextlib.suppress(OSError):  # the system does not tell
+        has, used = device_bytes()
+        title += f", of {said(has)} that {'the system has free' if used is None else 'it has'}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_footer=True)
     plain, planned = (sum(column) for column in zip(*rows.values(), strict=True))
     table.add_column("what", "in all")
     table.add_column("plain", said(plain), justify="right")
@@ -99,7 +92,7 @@ def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
 def largest_batch(options: argparse.Namespace) -> None:
     """Says how large a batch may be; see `max-batch --help`."""
     model = load(options.target)
-    print(max_batch(model, options.memory, example_of(model, options.input_shape)))
+    print(max_batch(model, options.memory, example_of(options.input_shape)))
 
 
 def load(target: str) -> Any:
@@ -133,8 +126,8 @@ def load(target: str) -> Any:
     return model
 
 
-def example_of(model: Any, shape: str | None) -> Any:
-    """A batch of a model that does not tell what it takes; None if no shape was said.
+def example_of(shape: str | None) -> tf.TensorSpec | None:
+    """A batch of what a model takes that does not tell; None if no shape was said.
 
     Raises:
         ValueError: `shape` is none.
@@ -143,13 +136,11 @@ def example_of(model: Any, shape: str | None) -> Any:
         return None
     sizes, _, dtype = shape.partition(":")
     try:
-        spec = tf.TensorSpec((None, *map(int, sizes.split(","))), dtype or "float32")
+        return tf.TensorSpec((None, *map(int, sizes.split(","))), dtype or "float32")
     except (TypeError, ValueError):
         raise ValueError(
             f"--input-shape must be sizes such as 32,32,3, or 128:int32, got {shape!r}"
         ) from None
-    outputs = model(tf.zeros((1, *spec.shape[1:]), spec.dtype))
-    return spec, targets(tf.nest.map_structure(any_batch, outputs), model.loss)
 
 
 def _made(make: Callable[..., Any]) -> Any:
@@ -168,7 +159,7 @@ def make_step(
     if chosen:
         ours.save_memory(model, batch_size=batch_size, **chosen)
     random = np.random.default_rng(0)
-    _, taken = step_of_model(model, example_of(model, shape))
+    _, taken = step_of_model(model, example_of(shape))
     x, y = tf.nest.map_structure(functools.partial(_random, random, batch_size), taken)
     return functools.partial(model.train_on_batch, x, y)
 

@@ -294,9 +294,10 @@ class MemoryReport(keras.callbacks.Callback):
 
     def _tell_plans(self) -> None:
         plans = registry.of_models.get(self.model, [])
-        # Keras traces twice, and finds the same plan.
-        distinct = {(plan.schedule, plan.peak_bytes): plan for plan in plans[self._known :][::-1]}
-        told = [*distinct.values()][::-1] or plans[-1:]
+        distinct: dict[Any, Plan] = {}
+        for plan in plans[self._known :]:  # Keras traces twice, and finds the same one
+            distinct.setdefault((plan.schedule, plan.peak_bytes), plan)
+        told = [*distinct.values()] or plans[-1:]
         described = "\n".join(summary.short(plan) for plan in told)
         described = described or "nothing was planned; see the warning above"
         print(f"memory_saving_gradients: {described}")

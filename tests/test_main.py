@@ -1,5 +1,6 @@
 """The command line as a user calls it."""
 
+import importlib.metadata
 import json
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import keras
 import pytest
 
+from memory_saving_gradients import commands
 from memory_saving_gradients.__main__ import main
 from memory_saving_gradients._quiet import COMMAND
 
@@ -239,6 +241,23 @@ def test_the_version(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"{COMMAND} 1.")
+
+
+def test_it_runs_where_it_is_not_installed(folder, capsys, monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert main(["report", TARGET]) == 0
+
+
+def test_a_system_that_does_not_tell_its_memory_gets_its_report(folder, capsys, monkeypatch):
+    def unknown():
+        raise OSError
+
+    monkeypatch.setattr(commands, "device_bytes", unknown)
+    assert main(["report", TARGET]) == 0
+    assert "In all\n" in capsys.readouterr().out
 
 
 def test_who_reads_one_line_has_enough(folder):

@@ -90,8 +90,9 @@ def max_batch(
             of the GPU that `device` names, of this machine's first GPU, or, without one, of what
             the system has free.
         example: one batch, as `fit` or the function takes it, arrays or tensors or their
-            `tf.TensorSpec`: of a model `(x, y)`, of a function the tuple of its arguments. Needed
-            where the step does not tell: a subclassed model, a function without `input_signature`.
+            `tf.TensorSpec`: of a model `(x, y)` or `x`, of a function the tuple of its arguments.
+            Needed where the step does not tell: a subclassed model, a function without
+            `input_signature`.
         device: what to estimate costs for, as in `gradients`, and whose memory `"device"` is.
 
     Returns:
@@ -241,7 +242,7 @@ def _table(found: MaxBatch) -> Table:
     for name, way in found.ways.items():
         more = " or more" if way.batch_size >= _LARGEST else ""
         batch = f"{way.batch_size:,}{more}" if way.batch_size else "not even 1"
-        rest = (f"{way.bytes / 1e9:,.2f}", f"{round(way.overhead, 4) + 0.0:.1%}")
+        rest = (f"{way.bytes / 1e9:,.2f}", f"{way.overhead:z.1%}")
         seconds = f"{1000 * way.seconds_per_example:,.3f}"
         table.add_row(name, batch, *((*rest, seconds) if way.batch_size else ("", "", "")))
     return table

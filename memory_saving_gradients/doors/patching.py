@@ -127,6 +127,14 @@ def _active() -> patch | None:
     return counts[-1] if counts else None
 
 
+def _asked() -> patch | None:
+    """The patch that counts for a call that differentiates, which it notes."""
+    active = _active()
+    if active is not None:
+        active._asked = True
+    return active
+
+
 def _install() -> None:
     if _found:
         return
@@ -153,9 +161,7 @@ def _patched(before: Callable) -> Callable:
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(before)
     def patched(*args: Any, **kwargs: Any) -> Any:
-        active = _active()
-        if active is not None:
-            active._asked = True
+        active = _asked()
         if active is None or tf.executing_eagerly():  # eagerly, TensorFlow says what is wrong
             return before(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
@@ -198,9 +204,7 @@ class PatchedTape(GradientTape):
     @tf.autograph.experimental.do_not_convert
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
         super().__init__(persistent, watch_accessed_variables)
-        self._patch = _active()
-        if self._patch:
-            self._patch._asked = True
+        self._patch = _asked()
         self._options = self._patch.options if self._patch else None
 
     def _planned(self, plan: Plan) -> None:

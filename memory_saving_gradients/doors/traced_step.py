@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.doors.patching import patch
-from memory_saving_gradients.graph.shapes import InputSizes
+from memory_saving_gradients.graph.shapes import InputSizes, bytes_of
 from memory_saving_gradients.options.options import Options, Request
 from memory_saving_gradients.pipeline.decide import decide
 from memory_saving_gradients.pipeline.save import looking
@@ -69,9 +68,9 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
     Args:
         step: a Keras model, or a `tf.function` that computes gradients.
         example: one batch as `fit` or the function takes it, arrays or tensors or their
-            `tf.TensorSpec`: of a model `(x, y)`, of a function the tuple of its arguments. The
-            first dimension of each is the batch. None where the step tells: a model with inputs,
-            a function with an `input_signature`.
+            `tf.TensorSpec`: of a model `(x, y)` or `x`, of a function the tuple of its arguments.
+            The first dimension of each is the batch. None where the step tells: a model with
+            inputs, a function with an `input_signature`.
         options: what to ask for, where the step does not say itself.
 
     Returns:
@@ -101,9 +100,9 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
     inputs = [t for t in traced.inputs if id(t) not in captured and t.dtype != tf.resource]
     return Step(
         passes=[(taken_apart(one, request.running_sums), request) for one, request in passes],
-        variables_bytes=sum(_bytes(v.shape, v.dtype) for v in traced.graph.variables),
+        variables_bytes=sum(bytes_of(v.shape, v.dtype) for v in traced.graph.variables),
         example_bytes=sum(
-            _bytes(t.shape[1:], t.dtype) for t in inputs if t.shape.rank and t.shape[0] is None
+            bytes_of(t.shape[1:], t.dtype) for t in inputs if t.shape.rank and t.shape[0] is None
         ),
         traced=traced,
     )
@@ -121,7 +120,7 @@ def _of_function(step: Any, example: Any) -> tuple[Callable[..., Any], Sequence[
         )
     if example is not None:
         given = example if isinstance(example, tuple) else (example,)
-        return step.python_function, tf.nest.map_structure(any_batch, given)
+        return step.python_function, tf.nest.map_structure(_any_batch, given)
     if step.input_signature is None:
         raise ValueError(f"the function has no input_signature: {_HOW}")
     return step.python_function, step.input_signature
@@ -144,7 +143,7 @@ def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], 
         x, y = (*example, None)[:2] if isinstance(example, tuple) else (example, None)
     else:
         x, y = _symbolic(model, "input"), None
-    x = tf.nest.map_structure(any_batch, x)
+    x = tf.nest.map_structure(_any_batch, x)
     if not model.compiled:
 
         def step(x: Any) -> Any:
@@ -156,9 +155,9 @@ def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], 
 
         return step, (x,)
     if y is None:
-        outputs = tf.nest.map_structure(any_batch, _symbolic(model, "output"))
-        y = targets(outputs, model.loss)
-    return lambda x, y: model.train_step((x, y)), (x, tf.nest.map_structure(any_batch, y))
+        outputs = _outputs(model, None if example is None else x)
+        y = _targets(tf.nest.map_structure(_any_batch, outputs), model.loss)
+    return lambda x, y: model.train_step((x, y)), (x, tf.nest.map_structure(_any_batch, y))
 
 
 def _symbolic(model: Any, what: str) -> Any:
@@ -170,28 +169,34 @@ def _symbolic(model: Any, what: str) -> Any:
     raise ValueError(f'model "{model.name}" does not tell its inputs: {_HOW}')
 
 
-def targets(outputs: Any, loss: Any) -> Any:
+def _outputs(model: Any, x: Any) -> Any:
+    """What a model makes; one that does not tell, of an example of its input, if that is known."""
+    try:
+        return _symbolic(model, "output")
+    except ValueError:
+        if x is None:
+            raise
+    return model(tf.nest.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), x))
+
+
+def _targets(outputs: Any, loss: Any) -> Any:
     """What a model may be fitted to, by its outputs and losses."""
     if isinstance(loss, dict):
         names = outputs if isinstance(outputs, dict) else dict(zip(loss, outputs, strict=True))
-        return {name: targets(names[name], one) for name, one in loss.items()}
+        return {name: _targets(names[name], one) for name, one in loss.items()}
     if isinstance(outputs, list | tuple):
         losses = loss if isinstance(loss, list | tuple) else [loss] * len(outputs)
-        return [targets(*pair) for pair in zip(outputs, losses, strict=True)]
+        return [_targets(*pair) for pair in zip(outputs, losses, strict=True)]
     name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
     if "sparse" in str(name):
         return tf.TensorSpec(outputs.shape[:-1], tf.int32)
     return outputs
 
 
-def any_batch(value: Any) -> Any:
+def _any_batch(value: Any) -> Any:
     """The value's kind, with a batch of any size; what is no tensor as it is."""
     shape = getattr(value, "shape", None)
     if shape is None:
         return value
     dtype = tf.as_dtype(getattr(value.dtype, "name", value.dtype))
     return tf.TensorSpec((None, *shape[1:]) if len(shape) else (), dtype)
-
-
-def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
-    return math.prod(size or 1 for size in shape) * dtype.size

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, tf_private
+from memory_saving_gradients.graph import calls, order, tf_private
 
 #: A shape as far as it is known.
 Sizes: TypeAlias = Sequence[int | None]
@@ -49,13 +49,13 @@ class Inferred:
         guess: bool = True,
     ) -> None:
         self._guess = guess
-        self._used = None if asked is None else _made_of(asked)
         self._copy = tf.Graph()
         self._waiting = tf.compat.v1.GraphDef()
         self._names: set[str] = set()  # of all nodes so far
         self._missing: set[str] = set()  # what nodes so far read and is yet to come
         self._stand_for: dict[str, str] = {}
-        self._add(graph, "", self._stand_for, known)
+        used = graph.get_operations() if asked is None else order.leading_to(asked)
+        self._add(graph, "", self._stand_for, known, {*used})
         self._import()
 
     def __call__(self, tensor: tf.Tensor) -> Sizes | None:
@@ -79,6 +79,7 @@ class Inferred:
         prefix: str,
         stand_for: dict[str, str],
         known: Mapping[str, Sizes],
+        used: Collection[tf.Operation],
     ) -> None:
         """Adds the nodes of a graph.
 
@@ -88,15 +89,14 @@ class Inferred:
             stand_for: names of tensors of the copy that stand for some of the graph: the inputs of
                 a function. What functions in place of calls return is added.
             known: shapes, by the name of the op.
+            used: the ops to add.
         """
         definition = graph.as_graph_def(add_shapes=True)
         if not self._names:
             self._waiting.library.CopyFrom(definition.library)
             self._waiting.versions.CopyFrom(definition.versions)
         for op, node in zip(graph.get_operations(), definition.node, strict=True):
-            if op.outputs and op.outputs[0].name in stand_for:
-                continue
-            if not prefix and self._used is not None and op not in self._used:
+            if op not in used or (op.outputs and op.outputs[0].name in stand_for):
                 continue
             shapes = node.attr["_output_shapes"].list.shape  # the importer merges them with its own
             if node.name in known:
@@ -148,7 +148,7 @@ class Inferred:
         (body,) = bodies
         inside = f"{node.name}{_SLASH}inlined{_SLASH}"
         arguments = {t.name: read for t, read in zip(body.inputs, given, strict=True)}
-        self._add(body, inside, arguments, {})
+        self._add(body, inside, arguments, {}, {*body.get_operations()})
         shapes = node.attr["_output_shapes"].list.shape
         for output, made, shape in zip(op.outputs, body.outputs, shapes, strict=True):
             name = f"{node.name}{_SLASH}{output.value_index}"
@@ -172,18 +172,6 @@ class Inferred:
             raise ValueError(str(error).replace(_SLASH, "/")) from None
         del self._waiting.node[:]
         self._waiting.library.Clear()
-
-
-def _made_of(asked: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """These ops and all that lead to them."""
-    found: set[tf.Operation] = set()
-    ahead = [*asked]
-    while ahead:
-        op = ahead.pop()
-        if op not in found:
-            found.add(op)
-            ahead += [t.op for t in op.inputs]
-    return found
 
 
 def _copied(tensor: tf.Tensor, prefix: str, stand_for: Mapping[str, str]) -> str:

@@ -22,6 +22,18 @@ def waits_for(op: tf.Operation) -> set[tf.Operation]:
     return {*(tensor.op for tensor in op.inputs), *op.control_inputs}
 
 
+def leading_to(wanted: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """These ops and all that they are made of, by data alone, as a walk back finds them."""
+    found: dict[tf.Operation, None] = {}
+    waiting = [*wanted]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found[op] = None
+            waiting.extend(t.op for t in op.inputs)
+    return [*found]
+
+
 def dependencies(
     wanted: Iterable[tf.Operation], within: Callable[[tf.Operation], bool] = lambda op: True
 ) -> nx.DiGraph:

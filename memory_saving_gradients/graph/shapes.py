@@ -59,6 +59,11 @@ class InputSizes:
         return InputSizes(self.batch, assumed=True)
 
 
+def bytes_of(shape: Sequence[int | None], dtype: Any) -> int:
+    """The bytes of a tensor of that shape; an unknown size counts as one."""
+    return math.prod(size or 1 for size in shape) * tf.as_dtype(dtype).size
+
+
 #: No size is known beside the graph.
 NOTHING_GIVEN = InputSizes()
 

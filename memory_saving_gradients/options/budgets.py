@@ -52,7 +52,6 @@ def parse_budget(budget: Any, name: str = "memory_budget") -> int | float | OfDe
     Args:
         budget: an int in bytes; a string with a decimal (`"800MB"`) or binary unit (`"1.5GiB"`);
             `"device"` or `"80% of device"`; or a float, 0 < budget <= 1.
-
         name: the option that it is, for errors.
 
     Returns:

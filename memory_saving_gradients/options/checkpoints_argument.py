@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.graph.order import leading_to
 from memory_saving_gradients.options.budgets import parse_budget
 from memory_saving_gradients.planning.strategies import STRATEGIES
 
@@ -104,14 +105,7 @@ def is_empty_collection(checkpoints: Any, graph: tf.Graph) -> bool:
 
 def forward_operations(ys: Iterable[tf.Tensor]) -> dict[str, tf.Operation]:
     """The ops that any y depends on, by name."""
-    found: dict[str, tf.Operation] = {}
-    waiting = [y.op for y in ys]
-    while waiting:
-        op = waiting.pop()
-        if op.name not in found:
-            found[op.name] = op
-            waiting.extend(t.op for t in op.inputs)
-    return dict(reversed(found.items()))
+    return {op.name: op for op in reversed(leading_to(y.op for y in ys))}
 
 
 def _collected(graph: tf.Graph, forward: dict[str, tf.Operation]) -> list[tf.Tensor]:

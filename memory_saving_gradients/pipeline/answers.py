@@ -50,12 +50,11 @@ def forget() -> None:
 def answer(question: Question, problem: Problem, folder: Path | None = None) -> Schedule:
     """The schedule for a problem, planned if it is neither remembered nor in the folder."""
     file = None if folder is None else _file(folder, question)
-    found = _answers.get(question)
-    if found is None and file:
-        found = _read(file)
+    stored = _read(file) if file else None
+    found = _answers.get(question, stored)
     if found is None:
         found = np.asarray(_planned(question, problem), dtype=np.int32)
-    if file and _read(file) is None:
+    if file and stored is None:
         _write(file, found)
     _answers[question] = found
     while len(_answers) > _REMEMBERED:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 
 import tensorflow as tf
 
 from memory_saving_gradients.graph.devices import MEMORY_BYTES, local_gpu_bytes
-from memory_saving_gradients.graph.shapes import filled, told
+from memory_saving_gradients.graph.shapes import bytes_of, filled, told
 from memory_saving_gradients.measure import available_bytes
 from memory_saving_gradients.options.budgets import OfDevice
 from memory_saving_gradients.options.options import Request
@@ -65,7 +64,7 @@ def _variables(graph: tf.Graph) -> int:
         found = graph.variables
     else:
         found = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-    return sum((v.shape.num_elements() or 0) * v.dtype.size for v in found)
+    return sum(bytes_of(told(v) or [], v.dtype) for v in found)
 
 
 def _inputs(reading: Reading) -> int:
@@ -74,5 +73,5 @@ def _inputs(reading: Reading) -> int:
     for op in reading.step.needed:
         if op.type == "Placeholder":
             sizes = reading.sizes.of(op.name, told(op.outputs[0])) or []
-            total += math.prod(filled(sizes, reading.batch_size or 1)) * op.outputs[0].dtype.size
+            total += bytes_of(filled(sizes, reading.batch_size or 1), op.outputs[0].dtype)
     return total

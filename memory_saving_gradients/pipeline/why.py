@@ -161,7 +161,7 @@ def why_little_is_saved(plan: Plan, by_memory: Plan | None) -> str:
     return (
         f'memory_saving_gradients: checkpoints="{plan.strategy}" saves little here: '
         f"{said(plan.baseline_peak_bytes)} -> {said(plan.peak_bytes)} at an "
-        f"overhead of {plan.overhead:.1%}, as predicted. {in_the_way(plan)}{_instead(by_memory)}"
+        f"overhead of {plan.overhead:z.1%}, as predicted. {in_the_way(plan)}{_instead(by_memory)}"
     )
 
 
@@ -171,7 +171,7 @@ def _instead(plan: Plan | None) -> str:
         return ""
     return (
         f' checkpoints="{plan.strategy}" would give {said(plan.peak_bytes)} at an overhead of '
-        f"{plan.overhead:.1%}."
+        f"{plan.overhead:z.1%}."
     )
 
 

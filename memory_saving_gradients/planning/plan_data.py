@@ -122,7 +122,7 @@ class PlanData:
         return (
             f"{self.strategy}{budget}: predicted peak {said(self.baseline_peak_bytes)} -> "
             f"{said(self.peak_bytes)} ({ratio:.2f}x){measured}, "
-            f"overhead {round(self.overhead, 4) + 0.0:.1%}, "  # no "-0.0%"
+            f"overhead {self.overhead:z.1%}, "
             f"{len(self.recomputed)} ops recomputed{self._for_batch()}, {self.seconds:.2f} s"
         )
 

@@ -200,7 +200,7 @@ def _totals(plan: PlanData, parts: list[facts.Segment]) -> RenderableType:
         "compiled peak": f"{_mb(plan.compiled_peak_bytes or 0)} MB, by XLA's compiler for "
         f"{plan.compiled_for}",
         "budget": f"{_mb(plan.budget_bytes or 0)} MB",
-        "extra cost": f"{plan.overhead:.1%} of the step's estimated time, "
+        "extra cost": f"{plan.overhead:z.1%} of the step's estimated time, "
         f"{len(plan.recomputed)} ops in {len(parts)} segments",
         "updates": f"wait for {labels.waited_for}: {_mb(facts.most_of_weights(plan))} MB of "
         "gradients of weights live at once",

@@ -118,7 +118,9 @@ def test_an_example_tells_what_the_step_does_not():
     with pytest.raises(ValueError, match="does not tell its inputs: give example="):
         max_batch(model, "8MB")
     example = np.zeros((2, 64), np.float32), np.zeros((2,), np.int32)
-    assert max_batch(model, "8MB", example).ways["plain"].batch_size > 0
+    found = max_batch(model, "8MB", example).ways["plain"]
+    assert found.batch_size > 0
+    assert max_batch(model, "8MB", example[0]).ways["plain"] == found
     step = make_function()
     unsigned = tf.function(step.python_function)
     with pytest.raises(ValueError, match="no input_signature"):
