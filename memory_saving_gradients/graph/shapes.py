@@ -61,7 +61,7 @@ class InputSizes:
 
 def bytes_of(shape: Sequence[int | None], dtype: Any) -> int:
     """The bytes of a tensor of that shape; an unknown size counts as one."""
-    return math.prod(size or 1 for size in shape) * tf.as_dtype(dtype).size
+    return math.prod(filled(shape, 1)) * tf.as_dtype(dtype).size
 
 
 #: No size is known beside the graph.

@@ -5,7 +5,13 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls
-from memory_saving_gradients.graph.shapes import NOMINAL_SIZES, InputSizes, Shapes, WrongSize
+from memory_saving_gradients.graph.shapes import (
+    NOMINAL_SIZES,
+    InputSizes,
+    Shapes,
+    WrongSize,
+    bytes_of,
+)
 
 v1 = tf.compat.v1
 
@@ -81,6 +87,11 @@ def test_what_the_user_says_of_a_shape_goes_on_to_what_is_made_of_it(graph):
     x.set_shape((None, 6))
     y = tf.tanh(tf.concat([x, x], 1))
     assert Shapes(graph.get_operations())(y) == [128, 12]
+
+
+@pytest.mark.parametrize(("shape", "size"), [((None, 3), 12), ((0, 3), 0), ((), 4)])
+def test_bytes_count_an_unknown_size_as_one_and_an_empty_one_as_nothing(shape, size):
+    assert bytes_of(shape, "float32") == size
 
 
 def test_an_unknown_rank_counts_as_a_scalar(graph):
