@@ -14,13 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
+from memory_saving_gradients.graph.loops import LOOPS, loop_behind
 from memory_saving_gradients.graph.shapes import Shapes
 
-_LOOPS = frozenset({"While", "StatelessWhile"})
 _MAKE_LISTS = frozenset({"TensorListFromTensor", "TensorListSplit", "TensorListScatterV2"})
 _ADD_TO_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # which input is the element
 _LIKE_LISTS = frozenset({"TensorListPopBack", "TensorListResize", "Identity", "ZerosLike"})
 
+#: The attribute of a loop that tells how many rounds are expected.
+ROUNDS = "_memory_saving_rounds"
 # The rounds of a loop whose length the graph does not tell.
 _NOMINAL_ROUNDS = 16
 _SIGNS = {"Add": 1, "AddV2": 1, "Sub": -1}  # what a step is added with
@@ -29,7 +31,7 @@ _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
 
 def passed_on(op: tf.Operation, output: int) -> int | None:
     """The input that a loop hands on as an output, unchanged; None for what a round makes."""
-    found = calls.bodies(op) if op.type in _LOOPS else []
+    found = calls.bodies(op) if op.type in LOOPS else []
     if not found:
         return None
     (body,) = found
@@ -54,7 +56,7 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
         return _bytes(op.inputs[0], shapes) + _bytes(added, shapes)
     if op.type in _LIKE_LISTS:
         return _bytes(op.inputs[0], shapes)
-    if op.type in _LOOPS and calls.bodies(op):
+    if op.type in LOOPS and calls.bodies(op):
         if (handed_on := passed_on(op, tensor.value_index)) is not None:
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = calls.bodies(op)
@@ -84,6 +86,9 @@ def _collected(body: tf.Graph, collection: tf.Tensor, shapes: Shapes) -> int:
     What a variable owns, and what no round changes, takes none. What one round results in and the
     next one begins with can be in two lists: each has its part of the bytes.
     """
+    last = kinds.owner(collection)
+    if last.op.type in LOOPS:  # a segment of the rounds
+        return held_bytes(last, shapes)
     lists = [list(_elements(body, output)) for output in body.outputs]
     shared = collections.Counter(element.name for one in lists for element in one)
     elements = _elements(body, collection)
@@ -95,7 +100,7 @@ def _elements(body: tf.Graph, collection: tf.Tensor) -> Iterator[tf.Tensor]:
     begins_with = {
         t.name: kinds.owner(result) for t, result in zip(body.inputs, body.outputs, strict=False)
     }
-    while collection.op.type in _ADD_TO_LISTS:
+    while (collection := kinds.owner(collection)).op.type in _ADD_TO_LISTS:
         element = kinds.owner(collection.op.inputs[_ADD_TO_LISTS[collection.op.type]])
         element = begins_with.get(element.name, element)
         if element.op.type not in kinds.SOURCES:
@@ -104,22 +109,32 @@ def _elements(body: tf.Graph, collection: tf.Tensor) -> Iterator[tf.Tensor]:
 
 
 def rounds(op: tf.Operation, shapes: Shapes) -> int:
-    """How often a loop goes round, where its condition compares a counter with a known number.
+    """How often a loop goes round, as far as it can be foretold.
 
     Args:
         op: any op.
         shapes: the shapes of its graph.
 
     Returns:
-        The rounds; a nominal number where the graph does not tell it; 1 for what is no loop.
+        The rounds; a nominal number where nothing tells it; 1 for what is no loop.
     """
-    if op.type not in _LOOPS:
+    if op.type not in LOOPS:
         return 1
+    counted = counted_rounds(op, shapes)
+    return _NOMINAL_ROUNDS if counted is None else counted
+
+
+def counted_rounds(op: tf.Operation, shapes: Shapes) -> int | None:
+    """The rounds of a loop whose condition compares a counter with a known number, else None."""
     if kinds.is_gate(op):
         return 0
+    if ROUNDS in op.node_def.attr:
+        return int(op.get_attr(ROUNDS))
+    if (loop := loop_behind(op)) is not None:
+        return counted_rounds(loop, shapes)
     condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
     if condition is None or not calls.bodies(op):
-        return _NOMINAL_ROUNDS
+        return None
     found = []
     waiting = [condition.outputs[0].op]
     while waiting:
@@ -128,7 +143,7 @@ def rounds(op: tf.Operation, shapes: Shapes) -> int:
             found.append(_counted(op, one, shapes))
         elif one.type in ("LogicalAnd", "Identity"):
             waiting.extend(t.op for t in one.inputs)
-    return min((count for count in found if count is not None), default=_NOMINAL_ROUNDS)
+    return min((count for count in found if count is not None), default=None)
 
 
 def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int | None:

@@ -41,6 +41,7 @@ from tensorflow.python.ops import (
     control_flow_util_v2,
     gradients,
     gradients_util,
+    handle_data_util,
     resource_variable_ops,
 )
 from tensorflow.python.saved_model import save
@@ -565,3 +566,74 @@ def optimized(graph_def: tf.compat.v1.GraphDef, fetches: Sequence[str]) -> tf.co
     meta_graph = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
     return tf_optimizer.OptimizeGraph(tf.compat.v1.ConfigProto(), meta_graph)
+
+
+def read_only_inputs(op: tf.Operation) -> frozenset[int]:
+    """Which inputs of a loop, branch or call are variables that it only reads.
+
+    The attribute `_read_only_resource_inputs`: 2.1 on.
+    """
+    attribute = op.node_def.attr.get("_read_only_resource_inputs")
+    return frozenset() if attribute is None else frozenset(attribute.list.i)
+
+
+def copy_handle_data(tensor: tf.Tensor, to: tf.Tensor) -> None:
+    """Has a variant or resource tell what it holds. `copy_handle_data`: 2.2 on."""
+    handle_data_util.copy_handle_data(tensor, to)
+
+
+def shape_and_dtype_of_variable(handle: tf.Tensor) -> tuple[list[int], tf.DType] | None:
+    """What a handle of a variable is of; None for another one, or where that is not known.
+
+    `handle_data_util.get_resource_handle_data`: 2.2 on.
+    """
+    found = handle_data_util.get_resource_handle_data(handle).shape_and_type
+    shape = tf.TensorShape(found[0].shape) if found else tf.TensorShape(None)
+    return (shape.as_list(), tf.as_dtype(found[0].dtype)) if shape.is_fully_defined() else None
+
+
+def change_loop(
+    op: tf.Operation, condition: Any, body: Any, more: Sequence[tf.Tensor], parallel: int
+) -> list[tf.Tensor]:
+    """Gives a loop other functions and more loop variables; its outputs for those.
+
+    As `while_v2._WhileGrad` does it. `Operation._set_func_attr`, `_set_type_list_attr`,
+    `_set_shape_list_attr`, `_add_while_inputs`, `_add_outputs`: 1.13 on. The attribute
+    `_num_original_outputs`: 2.0 on; `_cond_graph`, `_body_graph`: 2.1 on.
+
+    Args:
+        op: a `While`, in a graph.
+        condition: the function that tells whether it goes on, a `FuncGraph`.
+        body: the function of a round, a `FuncGraph`.
+        more: what the loop variables that are new begin with.
+        parallel: how many rounds may run side by side.
+    """
+    shapes = [tf.TensorShape(shape) for shape in op.get_attr("output_shapes")]
+    before = len(op.outputs)
+    op._set_func_attr("cond", function_of(condition, op.graph))
+    op._set_func_attr("body", function_of(body, op.graph))
+    if more:
+        op._set_type_list_attr("T", [t.dtype.as_datatype_enum for t in body.outputs])
+        op._set_shape_list_attr("output_shapes", [*shapes, *(t.shape for t in more)])
+        op._add_while_inputs(list(more))
+        op._add_outputs([t.dtype for t in more], [t.shape for t in more])
+    for source, tensor in zip(more, op.outputs[before:], strict=True):
+        copy_handle_data(source, tensor)
+    op._set_attr("parallel_iterations", attr_value_pb2.AttrValue(i=parallel))
+    op._set_attr("_num_original_outputs", attr_value_pb2.AttrValue(i=len(op.outputs)))
+    op._cond_graph, op._body_graph = condition, body
+    return list(op.outputs[before:])
+
+
+def copy_attributes(op: tf.Operation, to: tf.Operation, names: Iterable[str]) -> None:
+    """Gives an op those attributes that another one has. `Operation._set_attr`: 1.0 on."""
+    for name in names:
+        if name in op.node_def.attr:
+            to._set_attr(name, op.node_def.attr[name])
+
+
+def set_number(op: tf.Operation, name: str, value: int) -> None:
+    """Sets an attribute of ours. `Operation._set_attr` and `_clear_attr`: 1.0 on."""
+    if name not in op.node_def.attr:
+        can_be_undone(functools.partial(op._clear_attr, name))
+    op._set_attr(name, attr_value_pb2.AttrValue(i=value))

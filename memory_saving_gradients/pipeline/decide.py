@@ -41,7 +41,7 @@ def decide(reading: Reading, request: Request) -> Plan:
     return _judged(reading, request, schedule, given, budget)
 
 
-def plain(reading: Reading, request: Request, budget: int) -> Plan:
+def plain(reading: Reading, request: Request, budget: int | None) -> Plan:
     """The plan that recomputes nothing, whatever the budget."""
     made = _judged(reading, request, baseline(reading.problem), [], budget)
     return dataclasses.replace(made, peak_bytes=made.baseline_peak_bytes)

@@ -18,16 +18,16 @@ from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.shapes import InputSizes, WrongSize
 from memory_saving_gradients.options.budgets import BudgetError, OfDevice
 from memory_saving_gradients.options.options import Request
-from memory_saving_gradients.pipeline.decide import decide, is_worth_it, peak
+from memory_saving_gradients.pipeline.decide import decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
+from memory_saving_gradients.pipeline.loops import Loops, Segments, choose, run_in_segments
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
 from memory_saving_gradients.planning.simulate import plain_peak
-from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading, read
 from memory_saving_gradients.rewriting.branches import has_branches, recompute_inside
-from memory_saving_gradients.rewriting.rewrite import rewrite
+from memory_saving_gradients.rewriting.rewrite import plain_when_differentiated, rewrite
 from memory_saving_gradients.rewriting.running_sums import taken_apart
 from memory_saving_gradients.runtimes.runtime import Runtime
 
@@ -85,13 +85,58 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
     reading = read(step, request.cost_model, request.sizes)
     if isinstance(request.budget, OfDevice):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
+    loops = Loops.of(reading, exact=not request.running_sums)
+    segments = choose(loops, reading, request) if loops.sizes else {}
+    unmet: list[BudgetError] = []
+    if any(segments.values()):
+        try:
+            return _plan_with_loops(reading, request, loops, segments)
+        except BudgetError as error:
+            unmet.append(error)
     try:
         return _predicted(step, request, reading)
     except BudgetError as error:
+        error = min([*unmet, error], key=lambda one: one.lowest_peak_bytes)
         plan = by_measurement(reading, request, error)
         if plan is None:
-            raise
+            raise error from None
         return plan
+
+
+def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments: Segments) -> Plan:
+    """The plan for a step whose loops compute their rounds again, applied.
+
+    Raises:
+        BudgetError: it misses the budget.
+    """
+    before = reading.problem
+    if isinstance(request.budget, float):
+        request = dataclasses.replace(request, budget=in_bytes(request, reading))
+    with tf_private.all_or_nothing():
+        inside = functools.partial(_rewrite_inside, reading.step.runtime, request.most_runs)
+        with tf_private.all_or_nothing() as edits:
+            step = run_in_segments(loops, segments, reading.step, inside)
+        plain_when_differentiated(step.graph, edits)
+        now = read(step, request.cost_model, request.sizes)
+        added = float(now.problem.costs.sum() / before.costs.sum())
+        if request.max_overhead is not None:
+            left = max((1 + request.max_overhead) / added - 1, _NO_OVERHEAD)
+            request = dataclasses.replace(request, max_overhead=left)
+        try:
+            plan = _predicted(step, request, now)
+        except _SavesNothing:
+            plan = plain(now, request, in_bytes(request, now))
+    return dataclasses.replace(
+        plan,
+        baseline_peak_bytes=plain_peak(before),
+        baseline_one_thread_bytes=reading.one_thread,
+        overhead=(1 + plan.overhead) * added - 1,
+        loops=loops.plans(segments),
+    )
+
+
+# The least that a planner takes for an overhead.
+_NO_OVERHEAD = 1e-6
 
 
 def _predicted(step: BackwardPass, request: Request, reading: Reading) -> Plan:
@@ -184,7 +229,7 @@ def _asks_for_branches(request: Request, reading: Reading) -> bool:
     return request.strategy == "memory" and request.budget is None and has_branches(reading)
 
 
-def _plan_with_branches(step: BackwardPass, request: Request, plain: Reading) -> Plan:
+def _plan_with_branches(step: BackwardPass, request: Request, before: Reading) -> Plan:
     """A plan that recomputes inside branches as well, applied.
 
     Raises:
@@ -194,7 +239,7 @@ def _plan_with_branches(step: BackwardPass, request: Request, plain: Reading) ->
     with tf_private.all_or_nothing():
         known = len(step.graph.get_operations())
         moved = recompute_inside(
-            plain, functools.partial(_rewrite_inside, step.runtime, request.most_runs)
+            before, functools.partial(_rewrite_inside, step.runtime, request.most_runs)
         )
         made = step.graph.get_operations()[known:]
         reading = read(
@@ -203,17 +248,17 @@ def _plan_with_branches(step: BackwardPass, request: Request, plain: Reading) ->
             request.sizes,
         )
         if isinstance(request.budget, float):
-            request = dataclasses.replace(request, budget=in_bytes(request, plain))
+            request = dataclasses.replace(request, budget=in_bytes(request, before))
         plan = decide(reading, request)
         chosen = request.plan or request.budget is not None
-        if not chosen and plan.peak_bytes >= decide(plain, request).peak_bytes:
+        if not chosen and plan.peak_bytes >= decide(before, request).peak_bytes:
             raise _NoBetter
         rewrite(reading.in_order_of(plan.problem), plan.schedule, moved)
-    added = reading.problem.costs.sum() / plain.problem.costs.sum()
+    added = reading.problem.costs.sum() / before.problem.costs.sum()
     return dataclasses.replace(
         plan,
-        baseline_peak_bytes=plain_peak(plain.problem),
-        baseline_one_thread_bytes=plain.one_thread,
+        baseline_peak_bytes=plain_peak(before.problem),
+        baseline_one_thread_bytes=before.one_thread,
         overhead=float((1 + plan.overhead) * added - 1),
     )
 
@@ -223,8 +268,7 @@ class _NoBetter(Exception):
 
 
 def _rewrite_inside(runtime: Runtime, most_runs: int, step: BackwardPass) -> None:
-    """Plans and rewrites the step inside a branch."""
-    reading = read(dataclasses.replace(step, runtime=runtime))
-    schedule = STRATEGIES["memory"](reading.problem, most_runs)
-    if peak(reading, schedule) < plain_peak(reading.problem):
-        rewrite(reading, schedule)
+    """Plans and rewrites the step inside a branch, or in a round of a loop."""
+    request = Request("memory", None, most_runs=most_runs)
+    with contextlib.suppress(_SavesNothing):
+        _plan_and_rewrite_one(dataclasses.replace(step, runtime=runtime), request)

@@ -18,6 +18,26 @@ from memory_saving_gradients.planning.units import said
 
 
 @dataclasses.dataclass(frozen=True)
+class LoopPlan:
+    """A loop whose gradient computes its rounds again.
+
+    Attributes:
+        name: the loop.
+        rounds: how many rounds are expected.
+        every: the rounds of a segment: what one begins with is kept, and the gradient runs it
+            again.
+        plain_bytes: what the loop holds for its gradient as TensorFlow makes it, in bytes.
+        held_bytes: what it holds now.
+    """
+
+    name: str
+    rounds: int
+    every: int
+    plain_bytes: int
+    held_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PlanData:
     """A schedule for a step, and what it takes; `plans.plan.Plan` tells what the fields mean."""
 
@@ -42,6 +62,7 @@ class PlanData:
     baseline_one_thread_bytes: int | None = None
     labels: Labels = dataclasses.field(default=Labels(), repr=False)
     certified_overhead: float = 0.0
+    loops: tuple[LoopPlan, ...] = ()
 
     @functools.cached_property
     def lower_bound(self) -> float | None:

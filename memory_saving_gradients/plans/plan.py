@@ -15,7 +15,7 @@ import networkx as nx
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.planning.bounds import certified
 from memory_saving_gradients.planning.labels import Labels
-from memory_saving_gradients.planning.plan_data import PlanData
+from memory_saving_gradients.planning.plan_data import LoopPlan, PlanData
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.report import export, summary
@@ -56,6 +56,7 @@ class Plan(PlanData):
             one inter-op thread, in bytes, where the graph does not tell its session; else None.
         labels: what the user calls the ops and tensors of the problem.
         certified_overhead: what `certify` proved: no plan for the budget has a lower overhead.
+        loops: the loops whose gradients compute rounds again.
     """
 
     def certify(self, seconds: float = 60.0) -> Plan:
@@ -165,6 +166,7 @@ class Plan(PlanData):
                 waits=_tuples(problem["waits"]),
             )
             content["labels"] = Labels(**labels | {n: frozenset(labels[n]) for n in _SETS})
+            content["loops"] = [LoopPlan(**loop) for loop in content["loops"]]
             return cls(**{name: _tuples(value) for name, value in content.items()})
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(

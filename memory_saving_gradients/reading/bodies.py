@@ -28,10 +28,9 @@ def of_calls(
         made = {t.value_index for t in made_at_all(op, step)}
         loop = op.type not in calls.BRANCHES
         outputs = [t for i, t in enumerate(body.outputs) if loop or i in made]
-        needed = nx.lexicographical_topological_sort(
-            order.dependencies(t.op for t in outputs), key=created.__getitem__
-        )
-        inside = [one for one in needed if one.type != "Placeholder"]
+        needed = order.dependencies(t.op for t in outputs)
+        ordered = nx.lexicographical_topological_sort(needed, key=created.__getitem__)
+        inside = [one for one in ordered if one.type != "Placeholder"]
         shapes = outside.within(op, body, inside)
         buffers = Buffers(inside, shapes, runtime, outputs)
         tensor_of, tensors = numbered(inside, buffers)
@@ -40,9 +39,9 @@ def of_calls(
         for one in inside:
             cost, workspace = seconds[one.name], runtime.scratch(one, shapes)
             if calls.bodies(one):
-                cost, workspace = of_calls(one, runtime, created, shapes)
+                cost, workspace = of_calls(one, runtime, needed, shapes)
             read = reads(one, tensor_of, buffers)
-            made_here = makes(one, tensor_of, buffers, created)
+            made_here = makes(one, tensor_of, buffers, needed)
             steps.append(Op(one.name, read, made_here, cost, workspace))
         results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)
         if not tensors:

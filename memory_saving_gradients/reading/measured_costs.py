@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from memory_saving_gradients.graph import calls, tf_private
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.tf_private import Refusal
 from memory_saving_gradients.reading.backward import BackwardPass
@@ -96,11 +97,17 @@ def stand_ins(
     fed: dict[str, np.ndarray] = {}
     random = np.random.default_rng(0)
     effects = set()
+    handles: dict[str, tf.Tensor] = {}  # of variables that are read otherwise than as a whole
     for op in operations:
-        if op.type == "Placeholder" or any(t.dtype == tf.resource for t in op.inputs):
-            fed |= {t.name: _value(t, shapes, random) for t in op.outputs if t.dtype != tf.resource}
+        of_variables = [t for t in op.inputs if t.dtype == tf.resource]
+        if calls.bodies(op) or op.type == "VariableShape":
+            handles |= {t.name: t for t in of_variables}
+        elif op.type == "Placeholder" or of_variables:
+            made = [t for t in op.outputs if t.dtype != tf.resource]
+            fed |= {t.name: _value(t.dtype, shapes(t), random) for t in made}
         elif op.type in ("VariableV2", "Variable"):
-            fed[op.outputs[0].name] = _value(op.outputs[0], shapes, random)
+            made = op.outputs[0]
+            fed[made.name] = _value(made.dtype, shapes(made), random)
         if not op.outputs:
             effects.add(op.name)
     for node in graph_def.node:
@@ -109,11 +116,18 @@ def stand_ins(
             del node.input[:]
             node.attr.clear()
     with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(graph_def, name="")
+        variables = {name: _variable(handle) for name, handle in handles.items()}
+        given = [(one, one.initializer.inputs[1]) for one in variables.values()]
+        tf.graph_util.import_graph_def(
+            graph_def, {name: one.handle for name, one in variables.items()}, name=""
+        )
         fetches: list[Any] = [graph.get_tensor_by_name(t.name) for t in step.results]
         if step.kept is not None:  # an update takes them as they come
             fetches = [tensor.op for tensor in fetches]
         with v1.Session(graph=graph, config=config) as session:
+            for one, initial in given:
+                value = _value(one.dtype, one.shape.as_list(), random)
+                session.run(one.initializer, {initial: value})
             try:
                 yield session, fetches, fed
             except tf.errors.OpError as error:
@@ -121,6 +135,22 @@ def stand_ins(
                     "the step was to be run with stand-ins for inputs and variables, and that "
                     f'failed: {error.message} Use cost_model="analytical" and no verify=True.'
                 ) from error
+
+
+def _variable(handle: tf.Tensor) -> Any:
+    """A variable in the place of one, in the default graph; it has no value yet."""
+    found = tf_private.shape_and_dtype_of_variable(handle)
+    if found is None:
+        raise CannotMeasure(f'a function of the step reads "{handle.name}", which is no variable')
+    shape, dtype = found
+    return v1.get_variable(
+        f"stand_in/{handle.op.name}/{handle.value_index}",
+        shape,
+        dtype,
+        initializer=v1.zeros_initializer(),
+        use_resource=True,
+        trainable=False,
+    )
 
 
 def _traced(session: tf.compat.v1.Session, fetches: list[tf.Operation], fed: dict) -> list:
@@ -147,9 +177,9 @@ def _scratch(node: Any) -> int:
     return max(held) - sum((allocated & outputs).elements())
 
 
-def _value(tensor: tf.Tensor, shapes: Shapes, random: np.random.Generator) -> np.ndarray:
+def _value(dtype: tf.DType, shape: Sequence[int], random: np.random.Generator) -> np.ndarray:
     """A stand-in; it lies where TensorFlow reads it as it is, so that a run has no copy of it."""
-    dtype, shape = tensor.dtype.base_dtype, shapes(tensor)
+    dtype = dtype.base_dtype
     kind = np.dtype(dtype.as_numpy_dtype)
     if kind.hasobject:
         return np.zeros(shape, kind)

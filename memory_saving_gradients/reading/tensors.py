@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, order
+from memory_saving_gradients.graph.loops import LOOPS
 from memory_saving_gradients.planning.problem import Tensor
 from memory_saving_gradients.reading.buffers import Buffers
 
@@ -58,7 +59,15 @@ def makes(
 
 
 def made_at_all(op: tf.Operation, step: Container[tf.Operation]) -> list[tf.Tensor]:
-    """The outputs of `op`; of a branch, where TensorFlow prunes others, what the step reads."""
-    if op.type not in calls.BRANCHES:
+    """The outputs of `op`; of a branch, and of the lists of a loop, what the step reads.
+
+    TensorFlow prunes the others.
+    """
+    pruned = op.type in calls.BRANCHES
+    if not pruned and op.type not in LOOPS:
         return op.outputs
-    return [t for t in op.outputs if any(reader in step for reader in t.consumers())]
+    return [
+        t
+        for t in op.outputs
+        if not (pruned or t.dtype == tf.variant) or any(one in step for one in t.consumers())
+    ]

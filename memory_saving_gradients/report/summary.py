@@ -204,8 +204,8 @@ def _totals(plan: PlanData, parts: list[facts.Segment]) -> RenderableType:
         f"{len(plan.recomputed)} ops in {len(parts)} segments",
         "updates": f"wait for {labels.waited_for}: {_mb(facts.most_of_weights(plan))} MB of "
         "gradients of weights live at once",
-        "sums": f"{len(labels.reordered)} of many gradients, added as they come: equal to those of "
-        "the plain step to rounding",
+        "sums": f"{len(labels.reordered)} add their terms in another order: equal to those of the "
+        "plain step to rounding",
         "batch": f"{plan.batch_size}{' (assumed: say batch_size=)' if plan.batch_assumed else ''}",
     }
     absent = {

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, tf_private
+from memory_saving_gradients.graph import calls, order, tf_private
 from memory_saving_gradients.graph.transplant import MissingInput, stand_in, transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading
@@ -165,7 +166,8 @@ class _Pair:
     def _run_again(self, tensors: Iterable[tf.Tensor]) -> None:
         """Decides what runs again, and what is kept as it must not or comes from such."""
         makeable: set[tf.Operation] = set()
-        for op in self._first.get_operations():
+        # What a loop begins with for its gradient was made after it.
+        for op in nx.topological_sort(order.dependencies(self._first.get_operations())):
             at_hand = all(t.op in makeable or t.name in self._outputs for t in op.inputs)
             if op.type == "Placeholder" or (
                 at_hand and not op.control_inputs and calls.may_repeat(op)

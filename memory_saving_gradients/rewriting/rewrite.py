@@ -140,6 +140,25 @@ _rerouted: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[str, int], str]]
 _rerouted = weakref.WeakKeyDictionary()
 
 
+#: The attribute of a graph with what takes back how its loops were rewritten, newest last. That
+#: knows ops: anywhere else it would keep the graph alive.
+_OF_LOOPS = "memory_saving_gradients_of_loops"
+
+
+def plain_when_differentiated(graph: tf.Graph, edits: Sequence[Callable[[], object]]) -> None:
+    """Has edits of loops taken back for good when their graph is differentiated again.
+
+    TensorFlow adds to a loop what the gradient of its gradient needs.
+
+    Args:
+        graph: the graph.
+        edits: what takes them back, newest last.
+    """
+    before = getattr(graph, _OF_LOOPS, [])
+    tf_private.can_be_undone(functools.partial(setattr, graph, _OF_LOOPS, before))
+    setattr(graph, _OF_LOOPS, [*before, *edits])
+
+
 @contextlib.contextmanager
 def as_differentiated(graph: tf.Graph, ops: Container[str]) -> Iterator[None]:
     """Within it, the rewritten ones of `ops` read what they did before any rewriting.
@@ -151,6 +170,9 @@ def as_differentiated(graph: tf.Graph, ops: Container[str]) -> Iterator[None]:
         graph: the graph.
         ops: names of ops.
     """
+    for take_back in reversed(getattr(graph, _OF_LOOPS, [])):
+        take_back()
+    setattr(graph, _OF_LOOPS, [])
     moved = []
     for (name, index), tensor in _rerouted.get(graph, {}).items():
         if name in ops:

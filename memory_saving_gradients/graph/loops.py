@@ -1,0 +1,258 @@
+"""A loop and its gradient as TensorFlow makes them, and what of a round can be computed again.
+
+For its gradient a loop pushes what each round computes to lists, one for each tensor; the loop that
+is its gradient pops them, the last round first. What is not of this pattern stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import calls, kinds, tf_private
+
+#: In TensorFlow 2, a loop is one of these.
+LOOPS = frozenset({"While", "StatelessWhile"})
+#: Where TensorFlow puts them among the inputs of a loop and of its gradient.
+_COUNTER, MOST_ROUNDS, _ROUNDS = 0, 1, 2
+
+
+class StaysPlain(Exception):
+    """Nothing of a loop can be computed again; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What to begin with to compute a round again.
+
+    Attributes:
+        states: which inputs of the body: those that rounds change.
+        invariants: which inputs of the body: those that no round changes.
+        once: tensors of the body that must not be made twice.
+        reads: tensors of the body that variables are read to: name to the input that the variable
+            is.
+    """
+
+    states: tuple[int, ...]
+    invariants: tuple[int, ...]
+    once: tuple[tf.Tensor, ...]
+    reads: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoopPair:
+    """A loop and its gradient.
+
+    Attributes:
+        forward: the loop.
+        backward: its gradient.
+        condition: the function that tells whether the loop goes on.
+        body: what a round of the loop runs.
+        gradient: what a round of the gradient runs.
+        gradient_condition: the function that tells whether the gradient goes on.
+        elements: which outputs of the loop are lists for its gradient, and what a round pushes.
+        popped: which input of the gradient is which of these lists.
+        again: the lists whose elements can be computed again.
+        to_begin: what one round needs for it.
+        to_go_on: what it needs to compute all rounds from the states of the first.
+        sums: names of sums of three and more terms in a round, which are equal to rounding when
+            they run again: see `_long_sums`.
+    """
+
+    forward: tf.Operation
+    backward: tf.Operation
+    condition: Any
+    body: Any
+    gradient: Any
+    gradient_condition: Any
+    elements: dict[int, tf.Tensor]
+    popped: dict[int, int]
+    again: tuple[int, ...]
+    to_begin: Start
+    to_go_on: Start
+    sums: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.forward.name)
+
+
+def gradients_of_loops(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """The loops among some ops that count as many rounds as another loop took: its gradients."""
+    return [op for op in operations if loop_behind(op) is not None]
+
+
+def loop_behind(op: tf.Operation) -> tf.Operation | None:
+    """The loop whose gradient `op` is; None if it is none."""
+    if op.type not in LOOPS or kinds.is_gate(op) or len(op.inputs) <= _ROUNDS:
+        return None
+    counted = kinds.owner(op.inputs[_ROUNDS])
+    is_counter = counted.op.type in LOOPS and counted.value_index == _COUNTER
+    return counted.op if is_counter and not kinds.is_gate(counted.op) else None
+
+
+def pair_of(backward: tf.Operation) -> LoopPair:
+    """The pair that a gradient of a loop is the second of.
+
+    Args:
+        backward: one of `gradients_of_loops`.
+
+    Raises:
+        StaysPlain: they are not as TensorFlow makes them, or nothing could be computed again.
+    """
+    forward = loop_behind(backward)
+    assert forward is not None
+    if backward.type != "StatelessWhile":
+        raise StaysPlain("its gradient has effects or reads variables")
+    functions = [
+        tf_private.function_graph(op.graph, op.get_attr(attribute).name)
+        for op in (forward, backward)
+        for attribute in ("cond", "body")
+    ]
+    if None in functions:
+        raise StaysPlain("nothing tells what it runs")
+    condition, body, gradient_condition, gradient = functions
+    elements = _lists(forward, backward, body)
+    popped = {
+        i: t.value_index
+        for i, t in enumerate(backward.inputs)
+        if t.op is forward and t.value_index in elements and _only_popped(gradient, i)
+    }
+    if not popped:
+        raise StaysPlain("its gradient reads nothing of its rounds")
+    rounds = _Rounds(forward, body, elements)
+    again = tuple(i for i in sorted(set(popped.values())) if rounds.repeats(elements[i]))
+    if not again:
+        raise StaysPlain("all that its gradient reads comes from ops that must not run twice")
+    wanted = [elements[i] for i in again]
+    to_begin, to_go_on = rounds.start(wanted, alone=True), rounds.start(wanted, alone=False)
+    if any(i in elements for i in to_go_on.states):
+        raise StaysPlain("its rounds read the lists of its gradient")
+    return LoopPair(
+        forward,
+        backward,
+        condition,
+        body,
+        gradient,
+        gradient_condition,
+        elements,
+        popped,
+        again,
+        to_begin,
+        to_go_on,
+        tuple(f"{forward.name}/{name}" for name in _long_sums(body)),
+    )
+
+
+def _lists(forward: tf.Operation, backward: tf.Operation, body: Any) -> dict[int, tf.Tensor]:
+    """The outputs of a loop that are lists for one gradient alone, and what a round pushes."""
+    found = {}
+    for i, output in enumerate(body.outputs):
+        pushed = kinds.owner(output)
+        if (
+            pushed.op.type == "TensorListPushBack"
+            and pushed.op.inputs[0] is body.inputs[i]
+            and len(body.inputs[i].consumers()) == 1
+            and forward.inputs[i].op.type == "EmptyTensorList"
+            and all(reader is backward for reader in forward.outputs[i].consumers())
+        ):
+            found[i] = pushed.op.inputs[1]
+    return found
+
+
+def _only_popped(gradient: Any, index: int) -> bool:
+    """Whether a round of a gradient pops a list once, and does nothing else with it."""
+    readers = gradient.inputs[index].consumers()
+    return (
+        len(readers) == 1
+        and readers[0].type == "TensorListPopBack"
+        and kinds.owner(gradient.outputs[index]) is readers[0].outputs[0]
+    )
+
+
+def _long_sums(body: Any) -> list[str]:
+    """The sums of a round that are, or Grappler makes, an `AddN` of three and more terms.
+
+    It takes sums of one shape together where only the next one reads them. The kernel begins with
+    the first term whose buffer nobody else holds: a list for the gradient is such a holder.
+    """
+    sums = [op for op in body.get_operations() if op.type in ("Add", "AddV2", "AddN")]
+    return [
+        op.name
+        for op in sums
+        if op.outputs[0].dtype.is_floating
+        and (
+            len(op.inputs) > 2
+            or any(
+                t.op in sums
+                and len(t.consumers()) == 1
+                and t.shape.is_compatible_with(op.outputs[0].shape)
+                for t in op.inputs
+            )
+        )
+    ]
+
+
+class _Rounds:
+    """What a round of a loop makes of what, and what may be made twice."""
+
+    def __init__(self, forward: tf.Operation, body: Any, elements: dict[int, tf.Tensor]) -> None:
+        self._body = body
+        self._index = {t.name: i for i, t in enumerate(body.inputs)}
+        self._pushes = {kinds.owner(body.outputs[i]).op for i in elements}
+        self._invariant = {
+            i
+            for i, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=True))
+            if kinds.owner(after) is before
+        }
+        #: what variables are read to that no round writes to: name to the input of the body
+        self._reads = {
+            op.outputs[0].name: i
+            for op in body.get_operations()
+            if op.type == "ReadVariableOp"
+            and (i := self._index.get(kinds.owner(op.inputs[0]).name)) in self._invariant
+            and i in tf_private.read_only_inputs(forward)
+        }
+
+    def repeats(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor of the body can be made twice, without what else a round makes."""
+        op = tensor.op
+        if op.type == "Placeholder" or tensor.name in self._reads:
+            return True
+        handles = any(t.dtype == tf.resource for t in op.inputs)
+        return op not in self._pushes and not handles and calls.may_repeat(op)
+
+    def start(self, wanted: Iterable[tf.Tensor], alone: bool) -> Start:
+        """What some tensors of a round are made from.
+
+        Args:
+            wanted: tensors of the body.
+            alone: whether one round is computed, not one after the other.
+        """
+        states, invariants, reads, seen = set[int](), set[int](), {}, set[str]()
+        once: dict[str, tf.Tensor] = {}
+        waiting = [*wanted]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor.name in seen:
+                continue
+            seen.add(tensor.name)
+            if tensor.name in self._reads:
+                reads[tensor.name] = self._reads[tensor.name]
+            elif tensor.op.type == "Placeholder":
+                i = self._index[tensor.name]
+                (invariants if i in self._invariant else states).add(i)
+                if i not in self._invariant and not alone:
+                    waiting.append(self._body.outputs[i])
+            elif not self.repeats(tensor):
+                once[tensor.name] = tensor
+            else:
+                waiting.extend(tensor.op.inputs)
+        if any(t.dtype == tf.resource for t in once.values()):
+            raise StaysPlain("a round makes a resource")
+        if any(self._body.inputs[i].dtype == tf.resource for i in states | invariants):
+            raise StaysPlain("a round reads a resource other than a variable that it only reads")
+        return Start(tuple(sorted(states)), tuple(sorted(invariants)), tuple(once.values()), reads)

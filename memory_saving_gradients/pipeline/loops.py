@@ -1,0 +1,198 @@
+"""Which loops compute their rounds again, in segments of how many rounds."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import order, tf_private
+from memory_saving_gradients.graph.apart import apart
+from memory_saving_gradients.graph.loops import (
+    MOST_ROUNDS,
+    LoopPair,
+    StaysPlain,
+    gradients_of_loops,
+    loop_behind,
+    pair_of,
+)
+from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.options.budgets import BudgetError
+from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.pipeline.decide import decide
+from memory_saving_gradients.planning.plan_data import LoopPlan
+from memory_saving_gradients.planning.simulate import plain_peak
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.loop_sizes import LoopSizes, sizes_of, with_loops
+from memory_saving_gradients.reading.read import Reading
+from memory_saving_gradients.rewriting.loops import Inside, one_level, two_levels
+
+#: The rounds of the segments of each loop; 0 where it stays as it is.
+Segments: TypeAlias = dict[LoopPair, int]
+
+# Strategies that may run a loop's rounds again; "speed" keeps what is dear to run.
+_RUN_ROUNDS = frozenset({"memory", "auto", "budget", "overhead"})
+# Who takes a lower peak takes one that is lower by so much.
+_LOWER = 0.97
+
+
+@dataclasses.dataclass(frozen=True)
+class Loops:
+    """The loops of a step.
+
+    Attributes:
+        sizes: what each holds, of those that can compute their rounds again.
+        plain: why others cannot, by name.
+    """
+
+    sizes: dict[LoopPair, LoopSizes]
+    plain: dict[str, str]
+
+    @classmethod
+    def of(cls, reading: Reading, exact: bool) -> Loops:
+        """Those of a step.
+
+        Args:
+            reading: the step.
+            exact: whether what is equal to rounding will not do.
+        """
+        sizes, plain = {}, {}
+        backward = gradients_of_loops(reading.operations)
+        taken = collections.Counter(one for op in backward for one in (op, loop_behind(op)))
+        shapes = Shapes([*reading.step.needed] if backward else [], reading.sizes)
+        for op in backward:
+            try:
+                pair = pair_of(op)
+                if taken[op] > 1 or taken[pair.forward] > 1:
+                    raise StaysPlain("it is differentiated several times")
+                if not reading.step.runtime.obeys_control_edges and _most(pair) is None:
+                    raise StaysPlain("XLA has to know how many rounds there are at most")
+                if exact and pair.sums:
+                    raise StaysPlain(
+                        f"its sum {pair.sums[0]} would be equal to rounding (running_sums=False)"
+                    )
+                sizes[pair] = sizes_of(pair, reading, shapes)
+            except StaysPlain as why:
+                plain[op.inputs[MOST_ROUNDS].op.name] = str(why)
+        return cls(sizes, plain)
+
+    def plans(self, segments: Segments) -> tuple[LoopPlan, ...]:
+        """What there is to say of loops that run in segments."""
+        return tuple(
+            LoopPlan(
+                pair.name,
+                self.sizes[pair].rounds,
+                every,
+                self.sizes[pair].held(0),
+                self.sizes[pair].held(every),
+            )
+            for pair, every in segments.items()
+            if every
+        )
+
+
+def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
+    """The segments that serve a request best; none where the loops are better left as they are."""
+    if request.plan:
+        every = {loop.name: loop.every for loop in request.plan.loops}
+        return {pair: every.get(pair.name, 0) for pair in loops.sizes}
+    if request.strategy not in _RUN_ROUNDS or request.most_runs < 2:
+        return {}
+    found = [
+        (segments, plan)
+        for segments in _ways(loops)
+        if (plan := _planned(loops, segments, reading, request)) is not None
+    ]
+    if not found:
+        return [*_ways(loops)][-1]  # whose error tells how low the step can go
+    cost = reading.problem.costs.sum()
+
+    def value(one: tuple[Segments, Plan]) -> tuple[float, ...]:
+        segments, plan = one
+        seconds = (1 + plan.overhead) * plan.problem.costs.sum() / cost
+        if request.strategy == "budget":
+            return (seconds, plan.peak_bytes)
+        if request.strategy == "auto":
+            return (seconds * plan.peak_bytes,)
+        return (plan.peak_bytes / (1 if any(segments.values()) else _LOWER), seconds)
+
+    return min(found, key=value)[0]
+
+
+def _ways(loops: Loops) -> Iterator[Segments]:
+    """All loops as they are, by single rounds, and by segments."""
+    yield {}
+    best = {pair: sizes.best for pair, sizes in loops.sizes.items()}
+    single = {pair: min(every, 1) for pair, every in best.items()}
+    if any(single.values()):
+        yield single
+    if best != single:
+        yield best
+
+
+def _planned(loops: Loops, segments: Segments, reading: Reading, request: Request) -> Plan | None:
+    """The plan for a step whose loops ran so, about; None where none is good enough."""
+    problem = with_loops(reading, segments, loops.sizes)
+    added = problem.costs.sum() / reading.problem.costs.sum()
+    if isinstance(request.budget, float):
+        request = dataclasses.replace(
+            request, budget=int(request.budget * plain_peak(reading.problem))
+        )
+    if request.max_overhead is not None:
+        allowed = (1 + request.max_overhead) / added - 1
+        if allowed < 0:
+            return None
+        request = dataclasses.replace(request, max_overhead=allowed)
+    try:
+        return decide(dataclasses.replace(reading, problem=problem), request)
+    except BudgetError:
+        return None
+
+
+def run_in_segments(
+    loops: Loops, segments: Segments, step: BackwardPass, inside: Inside
+) -> BackwardPass:
+    """Has the gradients of loops compute their rounds again; the step as it is then.
+
+    Args:
+        loops: those of the step.
+        segments: the rounds of their segments.
+        step: the step.
+        inside: plans and rewrites a round of a gradient.
+    """
+    made = set()
+    for pair, every in segments.items():
+        most = None if step.runtime.obeys_control_edges else _most(pair)
+        if every == 1:
+            made.add(one_level(pair, most, inside))
+        elif every:
+            sizes = loops.sizes[pair]
+            length = _length(pair, every, sizes)
+            made.add(two_levels(pair, length, most, every, -(-sizes.rounds // every)))
+    reordered = [name for pair, every in segments.items() if every for name in pair.sums]
+    return dataclasses.replace(
+        step,
+        new=step.new | made,
+        reordered=(*step.reordered, *reordered),
+        needed=frozenset(order.dependencies(t.op for t in step.results)),
+    )
+
+
+def _most(pair: LoopPair) -> int | None:
+    """How many rounds a loop takes at most, where the graph tells it."""
+    most = tf_private.constant(pair.forward.inputs[MOST_ROUNDS])
+    return None if most is None or most < 0 else int(most)
+
+
+def _length(pair: LoopPair, every: int, sizes: LoopSizes) -> int | tf.Tensor:
+    """The rounds of a segment: by the rounds that there are, where only a run tells them."""
+    most = pair.forward.inputs[MOST_ROUNDS]
+    if tf_private.constant(most) is not None:
+        return every
+    with apart(most.graph, "recompute"):
+        root = tf.sqrt(tf.cast(most, tf.float32) * max(sizes.square, 1 / max(sizes.rounds, 1)))
+        return tf.maximum(tf.cast(tf.round(root), tf.int32), 1)

@@ -1,0 +1,121 @@
+"""What a loop holds for its gradient, and what it would if segments of its rounds ran again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import functions
+from memory_saving_gradients.graph.loops import LoopPair
+from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.planning.problem import Problem
+from memory_saving_gradients.reading.read import Reading
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSizes:
+    """What a loop and its gradient take.
+
+    Attributes:
+        rounds: how many rounds are expected; a nominal number where nothing tells it.
+        counted: whether something does.
+        round: the bytes that a round holds for the gradient and that can be computed again.
+        begin: the bytes that a round begins with, if it alone runs again.
+        segment: the bytes that a segment of rounds begins with.
+        once: the bytes of a round that must not be made twice.
+    """
+
+    rounds: int
+    counted: bool
+    round: int
+    begin: int
+    segment: int
+    once: int
+
+    def held(self, every: int) -> int:
+        """The bytes held where segments of so many rounds run again; 0 for none."""
+        if every == 0:
+            return self.rounds * self.round
+        if every == 1:
+            return self.rounds * (self.begin + self.once)
+        return -(-self.rounds // every) * self.segment + self.rounds * self.once
+
+    def working(self, every: int) -> int:
+        """The bytes that a segment takes while it runs again."""
+        return min(every, self.rounds) * self.round
+
+    @property
+    def square(self) -> float:
+        """Of n rounds, √(n · this) are best for a segment."""
+        return self.segment / max(self.round, 1)
+
+    @property
+    def best(self) -> int:
+        """The rounds of a segment that take the fewest bytes; 0 where none take fewer."""
+        if not self.counted:
+            return dataclasses.replace(self, rounds=_MANY, counted=True).best
+        root = math.sqrt(self.rounds * self.square)
+        ways = [0, 1, *(max(2, f(root)) for f in (math.floor, math.ceil))]
+        return min(ways, key=lambda every: (self.held(every) + self.working(every), every))
+
+
+def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
+    """What a loop of a step holds for its gradient.
+
+    Args:
+        pair: the loop and its gradient.
+        reading: the step.
+        shapes: the shapes of its tensors.
+    """
+    inside = shapes.within(pair.forward, pair.body, pair.body.get_operations())
+    counted = functions.counted_rounds(pair.forward, shapes)
+    rounds = max(1, functions.rounds(pair.forward, shapes))
+    held = sum(functions.held_bytes(pair.forward.outputs[i], shapes) for i in pair.again)
+
+    def of(tensors: Iterable[tf.Tensor]) -> int:
+        return sum(inside.bytes(t) for t in tensors if t.dtype.size)
+
+    begin, go_on = (
+        of(pair.body.inputs[i] for i in start.states) for start in (pair.to_begin, pair.to_go_on)
+    )
+    once = of(pair.to_begin.once)
+    return LoopSizes(rounds, counted is not None, held // rounds, begin, go_on, once)
+
+
+# Where nothing tells how many rounds there are: enough for short segments to be wrong.
+_MANY = 1000
+
+
+def with_loops(
+    reading: Reading, every: Mapping[LoopPair, int], sizes: Mapping[LoopPair, LoopSizes]
+) -> Problem:
+    """The problem of a step as it would be if its loops ran in segments again, about.
+
+    Args:
+        reading: the step as it is.
+        every: the rounds of the segments of each loop.
+        sizes: what each loop holds.
+    """
+    problem = reading.problem
+    tensors, ops = [*problem.tensors], [*problem.ops]
+    place = {op.name: i for i, op in enumerate(problem.ops)}
+    for pair, rounds in every.items():
+        lists = [pair.forward.outputs[i].name for i in pair.again]
+        numbers = [reading.tensor_of[name] for name in lists if name in reading.tensor_of]
+        if not rounds or not numbers or pair.backward.name not in place:
+            continue
+        for number in numbers:
+            tensors[number] = dataclasses.replace(tensors[number], bytes=0)
+        tensors[numbers[0]] = dataclasses.replace(
+            tensors[numbers[0]], bytes=sizes[pair].held(rounds)
+        )
+        again, first = ops[place[pair.backward.name]], ops[place[pair.forward.name]]
+        ops[place[again.name]] = dataclasses.replace(
+            again,
+            cost=again.cost + first.cost,
+            workspace=again.workspace + sizes[pair].working(rounds),
+        )
+    return dataclasses.replace(problem, tensors=tuple(tensors), ops=tuple(ops))

@@ -1,0 +1,595 @@
+"""The rounds of a loop are computed again by its gradient.
+
+TensorFlow has a loop push what every round computes to lists, and the gradient pop it: bytes that
+grow with the rounds. Here, in place, the loop pushes only what a round begins with. On *one level*
+each round of the gradient computes its round again. On *two levels* the loop becomes one over
+segments of `every` rounds, which pushes what a segment begins with; the gradient runs a segment
+again as TensorFlow did, and then TensorFlow's gradient over it, as it is. With segments of √n
+rounds, n rounds take O(√n) bytes (Chen et al., "Training Deep Nets with Sublinear Memory Cost",
+2016; for recurrent networks Gruslys et al., "Memory-Efficient Backpropagation Through Time", 2016).
+
+All is added up in the order in which TensorFlow's gradient does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph.apart import apart
+from memory_saving_gradients.graph.functions import ROUNDS
+from memory_saving_gradients.graph.loops import LoopPair, Start
+from memory_saving_gradients.graph.transplant import stand_in, transplanted
+from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.rewriting.rewrite import behind_gates
+
+#: Loop variables by what they are; a loop has them in the order of the groups.
+Groups: TypeAlias = dict[str, list[tf.Tensor]]
+#: Rewrites the step in a round of a gradient.
+Inside: TypeAlias = Callable[[BackwardPass], object]
+
+# With more, the executor runs rounds ahead, whose memory adds up.
+_PARALLEL = 1
+_LIKE_THE_LOOP = ("_lower_using_switch_merge", "_xla_propagate_compile_time_consts")
+_SUMS = frozenset({"Add", "AddV2", "AddN", "Mul"})
+
+_made = itertools.count(1)
+
+
+def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
+    """Has each round of the gradient of a loop compute its round again; that gradient, made anew.
+
+    Args:
+        pair: the loop and its gradient.
+        most: how many rounds there are at most, where lists have to know.
+        inside: plans and rewrites a round of the gradient.
+    """
+    start = pair.to_begin
+    pushed = [*(pair.body.inputs[i] for i in start.states), *start.once]
+    with apart(pair.forward.graph, "recompute"):
+        lists = [_empty_list(t, most) for t in pushed]
+        like: Groups = {"own": pair.body.inputs, "lists": lists}
+
+        def forward(given: Groups) -> Groups:
+            kept, new = _round(pair, given["own"], pushed)
+            return {"own": kept, "lists": [*map(_push, given["lists"], new)]}
+
+        body = _round_function(pair.body.name, like, forward)
+        condition = _handing_on(pair.condition, like)
+        lists = _change(pair.forward, condition, body, lists)
+        outside = _at_hand(pair, start)
+        like = {"lists": lists, **outside}
+
+        body = _round_of_gradient(pair, like, pushed, inside)
+        condition = _handing_on(pair.gradient_condition, {"own": pair.gradient.inputs, **like})
+        return _new_gradient(pair, condition, body, like)
+
+
+def two_levels(
+    pair: LoopPair, every: int | tf.Tensor, most: int | None, rounds: int, segments: int
+) -> tf.Operation:
+    """Has the gradient of a loop compute segments of its rounds again; that, made anew.
+
+    Args:
+        pair: the loop and its gradient.
+        every: the rounds of a segment, where the last may have fewer: an int where lists have to
+            know how long they are, else an int or an int32 tensor of the loop's graph.
+        most: how many rounds there are at most, where lists have to know.
+        rounds: how many rounds a segment is expected to have.
+        segments: how many segments are expected.
+    """
+    with apart(pair.forward.graph, "recompute"):
+        lists, counts = _forward_in_segments(
+            pair, tf.convert_to_tensor(every, tf.int32), most, rounds
+        )
+        length = None if most is None else int(every)
+        gradient = _backward_in_segments(pair, lists, counts, length, rounds)
+    for op in (pair.forward, gradient):
+        tf_private.set_number(op, ROUNDS, segments)
+    return gradient
+
+
+def _forward_in_segments(
+    pair: LoopPair, every: tf.Tensor, most: int | None, rounds: int
+) -> tuple[Groups, Groups]:
+    """Makes a loop one over segments; what it pushes, and how many segments of how many rounds."""
+    start = pair.to_go_on
+    states = [pair.body.inputs[i] for i in start.states]
+    length = None if most is None else -(-most // int(tf.get_static_value(every)))
+    begin: Groups = {
+        "counts": [tf.constant(0), every],
+        "once": [_empty_list(t, most) for t in start.once],
+        "states": [_empty_list(t, length) for t in states],
+    }
+    like = {"own": pair.body.inputs, **begin}
+    count = len(pair.body.inputs)
+    stay = [i for i in range(count) if i not in pair.again]
+
+    def forward(given: Groups) -> Groups:
+        done, every = given["counts"]
+        own = given["own"]
+        kept = [own[i] for i in start.states]
+        within: Groups = {
+            "place": [tf.constant(0), every],
+            "own": [own[i] for i in stay],
+            "once": given["once"],
+        }
+        like = {**within, "own": [pair.body.inputs[i] for i in stay]}
+
+        def one_round(given: Groups) -> Groups:
+            place, every = given["place"]
+            own = dict(zip(stay, given["own"], strict=True))
+            kept, once = _round(pair, [own.get(i) for i in range(count)], start.once)
+            return {
+                "place": [place + 1, every],
+                "own": [kept[i] for i in stay],
+                "once": [*map(_push, given["once"], once)],
+            }
+
+        def goes_on(given: Groups) -> tf.Tensor:
+            place, every = given["place"]
+            own = {
+                pair.condition.inputs[i].name: t for i, t in zip(stay, given["own"], strict=True)
+            }
+            (more,) = transplanted(pair.condition, pair.condition.outputs, own)
+            return tf.logical_and(place < every, more)
+
+        made = _loop("segment", within, like, goes_on, one_round, pair.forward, rounds)
+        after = dict(zip(stay, made["own"], strict=True))
+        unchanged = {i for i in stay if _is_invariant(pair, i)}
+        return {
+            "own": [t if i in unchanged else after.get(i, t) for i, t in enumerate(own)],
+            "counts": [done + 1, every],
+            "once": made["once"],
+            "states": [*map(_push, given["states"], kept)],
+        }
+
+    body = _round_function(pair.body.name, like, forward)
+    condition = _handing_on(pair.condition, like)
+    made = _change(pair.forward, condition, body, [*itertools.chain(*begin.values())])
+    saved = _split(made, begin)
+    counts = {"counts": saved.pop("counts")}
+    return saved, counts
+
+
+def _backward_in_segments(
+    pair: LoopPair, lists: Groups, counts: Groups, length: int | None, expected: int
+) -> tf.Operation:
+    """The gradient of a loop as one over segments."""
+    start = pair.to_go_on
+    states = [pair.body.inputs[i] for i in start.states]
+    segments, every = counts["counts"]
+    begin: Groups = {
+        "counts": [segments, every, tf.constant(0)],
+        "states": lists["states"],
+        "once": lists["once"],
+        **_at_hand(pair, start),
+    }
+    like = {"own": pair.gradient.inputs, **begin}
+    refilled = {i: list_ for i, list_ in pair.popped.items() if list_ in pair.again}
+
+    def backward(given: Groups) -> Groups:
+        segments, every, done = given["counts"]
+        before = (segments - 1 - done) * every  # so many rounds
+        rounds = tf.cast(given["own"][2], tf.int32)
+        rounds = tf.where(tf.equal(done, 0), rounds - before, every)
+        popped = [*map(_pop, given["states"], states)]
+        full = _segment_again(pair, given, [t for _, t in popped], before, rounds, length, expected)
+        own = list(given["own"])
+        own[0] = tf.zeros_like(own[0])
+        own[2] = tf.cast(rounds, own[2].dtype)
+        own = [full[refilled[i]] if i in refilled else _given(t) for i, t in enumerate(own)]
+        made = _same_loop("segment_grad", own, pair.backward, expected)
+        unchanged = {
+            i
+            for i, (t, after) in enumerate(
+                zip(pair.gradient.inputs, pair.gradient.outputs, strict=True)
+            )
+            if i in refilled or i in (0, 2) or _owner(after) is t
+        }
+        return {
+            "own": [given["own"][i] if i in unchanged else t for i, t in enumerate(made)],
+            "counts": [segments, every, done + 1],
+            "states": [left for left, _ in popped],
+        }
+
+    body = _round_function(pair.gradient.name, like, backward)
+    condition = _function(
+        pair.gradient_condition.name,
+        like,
+        lambda given: [given["counts"][2] < given["counts"][0]],
+    )
+    return _new_gradient(pair, condition, body, begin)
+
+
+def _segment_again(
+    pair: LoopPair,
+    given: Groups,
+    states: list[tf.Tensor],
+    before: tf.Tensor,
+    rounds: tf.Tensor,
+    length: int | None,
+    expected: int,
+) -> dict[int, tf.Tensor]:
+    """Runs a segment once more: the lists for its gradient."""
+    start = pair.to_go_on
+    lists = []
+    for i in pair.again:
+        lists.append(_empty_list(pair.elements[i], length))
+        tf_private.copy_handle_data(pair.forward.inputs[i], lists[-1])
+    within: Groups = {
+        "place": [tf.constant(0), rounds, before],
+        "states": states,
+        "lists": lists,
+        **{group: given[group] for group in ("once", "invariants", "reads")},
+    }
+    like = {**within, "states": [pair.body.inputs[i] for i in start.states]}
+
+    def one_round(given: Groups) -> Groups:
+        place, rounds, before = given["place"]
+        once = [
+            _item(t, before + place, like)
+            for t, like in zip(given["once"], start.once, strict=True)
+        ]
+        known = _known(pair, start, given, [*given["states"], *once])
+        wanted = [
+            *(pair.body.outputs[i] for i in start.states),
+            *(pair.elements[i] for i in pair.again),
+        ]
+        made = _again(pair, wanted, known)
+        new = len(start.states)
+        return {
+            "place": [place + 1, rounds, before],
+            "states": made[:new],
+            "lists": [*map(_push, given["lists"], made[new:])],
+        }
+
+    def goes_on(given: Groups) -> tf.Tensor:
+        return given["place"][0] < given["place"][1]
+
+    made = _loop("again", within, like, goes_on, one_round, pair.forward, expected)
+    return dict(zip(pair.again, made["lists"], strict=True))
+
+
+def _round(
+    pair: LoopPair, own: Sequence[tf.Tensor | None], also: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """A round of the loop, without the lists that its gradient does not need any more.
+
+    Returns:
+        Its loop variables after it, and what the tensors `also` of the body are.
+    """
+    names = [t.name for t in pair.body.inputs]
+    known = {name: t for name, t in zip(names, own, strict=True) if t is not None}
+    kept = [i for i in range(len(names)) if i not in pair.again]
+    wanted = [*(pair.body.outputs[i] for i in kept), *also]
+    with _merged_as(pair):
+        made = transplanted(pair.body, wanted, known, also=pair.body.control_outputs)
+    after = dict(zip(kept, made, strict=False))
+    return [after.get(i, own[i]) for i in range(len(names))], made[len(kept) :]
+
+
+def _again(
+    pair: LoopPair, wanted: Sequence[tf.Tensor], known: Mapping[str, tf.Tensor]
+) -> list[tf.Tensor]:
+    """Tensors of a round, computed again."""
+    with _merged_as(pair):
+        return transplanted(pair.body, wanted, known, waiting_for_others=False)
+
+
+@contextlib.contextmanager
+def _merged_as(pair: LoopPair) -> Iterator[None]:
+    """Within it, Grappler is to merge copies of sums and products as it does those of the loop.
+
+    It merges one into its only reader. Where a list for the gradient was the other one, there is
+    none any more.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    first_new = len(graph.get_operations())
+    yield
+    several = {
+        op.name
+        for op in pair.body.get_operations()
+        if op.type in _SUMS and len(op.outputs[0].consumers()) > 1
+    }
+    for op in graph.get_operations()[first_new:]:
+        if op.type in _SUMS and op.name.partition("/")[2] in several:
+            tf_private.set_unmerged(op)
+
+
+def _gradient(
+    pair: LoopPair, own: list[tf.Tensor], values: Mapping[int, tf.Tensor]
+) -> list[tf.Tensor]:
+    """A round of the gradient, with what was computed again in the place of what it would pop."""
+    known = {t.name: now for t, now in zip(pair.gradient.inputs, own, strict=True)}
+    for i, list_ in pair.popped.items():
+        if list_ in values:
+            (pop,) = pair.gradient.inputs[i].consumers()
+            known[pop.outputs[0].name] = own[i]
+            known[pop.outputs[1].name] = values[list_]
+    return transplanted(
+        pair.gradient, pair.gradient.outputs, known, also=pair.gradient.control_outputs
+    )
+
+
+def _at_hand(pair: LoopPair, start: Start) -> Groups:
+    """What the gradient reads of outside: what no round changes, and what variables are.
+
+    They are read before the loop, as an update may come before the gradient.
+    """
+    reads = {}
+    for name, i in start.reads.items():
+        if i not in reads:
+            like = pair.body.get_tensor_by_name(name)
+            value = tf.raw_ops.ReadVariableOp(resource=pair.forward.inputs[i], dtype=like.dtype)
+            value.set_shape(like.shape)
+            tf_private.add_control_inputs(value.op, pair.forward.control_inputs)
+            tf_private.add_control_inputs(pair.forward, [value.op])
+            reads[i] = value
+    return {
+        "invariants": [pair.forward.inputs[i] for i in start.invariants],
+        "reads": [*reads.values()],
+    }
+
+
+def _known(
+    pair: LoopPair, start: Start, given: Groups, begin: Sequence[tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """What stands for tensors of the body where a round is computed again."""
+    inputs = pair.body.inputs
+    names = [inputs[i].name for i in start.states] + [t.name for t in start.once]
+    known = dict(zip(names, begin, strict=True))
+    known |= {inputs[i].name: t for i, t in zip(start.invariants, given["invariants"], strict=True)}
+    values = dict(zip(dict.fromkeys(start.reads.values()), given["reads"], strict=True))
+    return known | {name: values[i] for name, i in start.reads.items()}
+
+
+def _is_invariant(pair: LoopPair, index: int) -> bool:
+    return _owner(pair.body.outputs[index]) is pair.body.inputs[index]
+
+
+def _owner(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _given(tensor: tf.Tensor) -> tf.Tensor:
+    """What a gradient begins a segment with.
+
+    Grappler sorts the terms of a sum by name; by this one it comes where the loop variable did.
+    """
+    return tensor if tensor.dtype == tf.resource else tf.identity(tensor, "gradients/given")
+
+
+def _function(name: str, like: Groups, make: Callable[[Groups], Sequence[tf.Tensor]]) -> Any:
+    """A function of loop variables."""
+    body = _new_graph(name)
+    with body.as_default():
+        given = {group: [_stand_in(t, group) for t in those] for group, those in like.items()}
+        body.outputs = [*make(given)]
+        body.inputs = [*itertools.chain(*given.values())]
+    return body
+
+
+def _round_function(name: str, like: Groups, make: Callable[[Groups], Groups]) -> Any:
+    """The function of a round, which hands on the groups that `make` leaves out."""
+    return _function(name, like, lambda given: [*itertools.chain(*(given | make(given)).values())])
+
+
+def _round_of_gradient(
+    pair: LoopPair, more: Groups, pushed: Sequence[tf.Tensor], inside: Inside
+) -> Any:
+    """The function of a round of the gradient, which computes its round again, as planned.
+
+    Args:
+        pair: the loop and its gradient.
+        more: the loop variables that are new.
+        pushed: the tensors of the body that the loop pushes.
+        inside: plans and rewrites the step in the function.
+    """
+    body = _new_graph(pair.gradient.name)
+    with body.as_default():
+        given = {group: [_stand_in(t, group) for t in those] for group, those in more.items()}
+        popped = [*map(_pop, given["lists"], pushed)]
+        known = _known(pair, pair.to_begin, given, [t for _, t in popped])
+        values = _again(pair, [pair.elements[i] for i in pair.again], known)
+        first_new = len(body.get_operations())
+        own = [_stand_in(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
+        made = _gradient(pair, own, dict(zip(pair.again, values, strict=True)))
+        given = {"own": own, **given}
+        body.inputs = [*itertools.chain(*given.values())]
+        after = {"own": made, "lists": [left for left, _ in popped]}
+        body.outputs = [*itertools.chain(*(given | after).values())]
+        results = [t for t in made if t.op.type != "Placeholder" and t.dtype != tf.resource]
+        if results:
+            inside(BackwardPass.since(first_new, results[0], results))
+            body.outputs = [*map(behind_gates, body.outputs)]
+    return body
+
+
+def _new_graph(name: str) -> Any:
+    return tf_private.new_function_graph(f"{name}_recomputing_{next(_made)}")
+
+
+def _stand_in(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    made = stand_in(tensor, name)
+    tf_private.copy_handle_data(tensor, made)
+    return made
+
+
+def _handing_on(condition: Any, like: Groups) -> Any:
+    """The condition of a loop for more loop variables, which come after its own."""
+
+    def make(given: Groups) -> list[tf.Tensor]:
+        known = {t.name: now for t, now in zip(condition.inputs, given["own"], strict=True)}
+        return transplanted(condition, condition.outputs, known)
+
+    return _function(condition.name, like, make)
+
+
+def _change(
+    op: tf.Operation, condition: Any, body: Any, more: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Gives a loop other functions and more loop variables, which an error takes back."""
+    condition_before, body_before = (
+        tf_private.function_graph(op.graph, op.get_attr(name).name) for name in ("cond", "body")
+    )
+    parallel = op.get_attr("parallel_iterations")
+    tf_private.can_be_undone(
+        functools.partial(_change_back, op, condition_before, body_before, parallel)
+    )
+    return tf_private.change_loop(op, condition, body, more, _PARALLEL)
+
+
+def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> None:
+    """Has a loop run as before. Loop variables cannot be taken away: it hands them on."""
+    own = len(body.inputs)
+    like = {"own": body.inputs, "more": [*op.inputs][own:]}
+
+    def make(given: Groups) -> Groups:
+        known = {t.name: now for t, now in zip(body.inputs, given["own"], strict=True)}
+        return {"own": transplanted(body, body.outputs, known, also=body.control_outputs)}
+
+    with apart(op.graph):
+        now = _handing_on(condition, like), _round_function(body.name, like, make)
+        tf_private.change_loop(op, *now, [], parallel)
+
+
+def _new_gradient(pair: LoopPair, condition: Any, body: Any, more: Groups) -> tf.Operation:
+    """The gradient of a loop with other functions and more loop variables, which all read now."""
+    old = pair.backward
+    flat = [*itertools.chain(*more.values())]
+    names = [tf_private.function_of(function, old.graph) for function in (condition, body)]
+    shapes = [*map(tf.TensorShape, old.get_attr("output_shapes")), *(t.shape for t in flat)]
+    with old.graph.name_scope(None), old.graph.device(old.device):
+        made = _while(f"{old.name}/recomputing", [*old.inputs, *flat], names, shapes, False, old)
+    tf_private.add_control_inputs(made[0].op, old.control_inputs)
+    for before, after in zip(old.outputs, made, strict=False):
+        tf_private.reroute(before, after)
+    return made[0].op
+
+
+def _loop(
+    name: str,
+    begin: Groups,
+    like: Groups,
+    goes_on: Callable[[Groups], tf.Tensor],
+    one_round: Callable[[Groups], Groups],
+    of: tf.Operation,
+    rounds: int,
+) -> Groups:
+    """A loop in the default graph, with the attributes of another one; its results."""
+    condition = _function(f"{name}_cond", like, lambda given: [goes_on(given)])
+    body = _round_function(name, like, one_round)
+    graph = tf.compat.v1.get_default_graph()
+    names = [tf_private.function_of(function, graph) for function in (condition, body)]
+    stateful = any(
+        op.op_def.is_stateful for op in body.get_operations() if op.type != "Placeholder"
+    )
+    flat = [*itertools.chain(*begin.values())]
+    shapes = [t.shape for t in itertools.chain(*like.values())]
+    made = _while(name, flat, names, shapes, stateful, of)
+    tf_private.set_number(made[0].op, ROUNDS, rounds)
+    return _split(made, begin)
+
+
+def _same_loop(
+    name: str, begin: Sequence[tf.Tensor], of: tf.Operation, rounds: int
+) -> list[tf.Tensor]:
+    """A loop of the same functions in the default graph; its results."""
+    names = [of.get_attr(attribute).name for attribute in ("cond", "body")]
+    tf_private.share_functions(of.graph, tf.compat.v1.get_default_graph())
+    shapes = [tf.TensorShape(shape) for shape in of.get_attr("output_shapes")]
+    made = _while(name, begin, names, shapes, False, of)
+    tf_private.set_number(made[0].op, ROUNDS, rounds)
+    return made
+
+
+def _while(
+    name: str,
+    begin: Sequence[tf.Tensor],
+    functions: Sequence[str],
+    shapes: Sequence[tf.TensorShape],
+    stateful: bool,
+    of: tf.Operation,
+) -> list[tf.Tensor]:
+    condition, body = functions
+    made = (tf.raw_ops.While if stateful else tf.raw_ops.StatelessWhile)(
+        input=list(begin),
+        cond=condition,
+        body=body,
+        output_shapes=list(shapes),
+        parallel_iterations=_PARALLEL,
+        name=name,
+    )
+    tf_private.copy_attributes(of, made[0].op, _LIKE_THE_LOOP)
+    for source, tensor in zip(begin, made, strict=True):
+        tf_private.copy_handle_data(source, tensor)
+    return list(made)
+
+
+def _split(flat: Sequence[tf.Tensor], like: Groups) -> Groups:
+    """Loop variables by group again."""
+    waiting = iter(flat)
+    return {group: [next(waiting) for _ in tensors] for group, tensors in like.items()}
+
+
+def _empty_list(like: tf.Tensor, most: int | None) -> tf.Tensor:
+    """A list of tensors like one of a function, with room for `most`."""
+    return tf.raw_ops.EmptyTensorList(
+        element_shape=_shape(like),
+        max_num_elements=tf.constant(-1 if most is None else most),
+        element_dtype=like.dtype,
+    )
+
+
+def _push(list_: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.TensorListPushBack(input_handle=list_, tensor=tensor)
+
+
+def _pop(list_: tf.Tensor, like: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """What is left of a list, and what was its last element."""
+    left, tensor = tf.raw_ops.TensorListPopBack(
+        input_handle=list_,
+        element_shape=_shape(like),
+        element_dtype=like.dtype,
+        name=_name(like),
+    )
+    return left, _shaped(tensor, like)
+
+
+def _item(list_: tf.Tensor, index: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    tensor = tf.raw_ops.TensorListGetItem(
+        input_handle=list_,
+        index=index,
+        element_shape=_shape(like),
+        element_dtype=like.dtype,
+        name=_name(like),
+    )
+    return _shaped(tensor, like)
+
+
+def _shape(like: tf.Tensor) -> tf.Tensor:
+    known = -1 if like.shape.rank is None else [-1 if d is None else d for d in like.shape]
+    return tf.constant(known, tf.int32)
+
+
+def _name(like: tf.Tensor) -> str:
+    """Beside copies of ops of a function, what stands for a tensor of it has a name like it.
+
+    Grappler sorts the terms of a sum by name.
+    """
+    return f"inlined/{like.op.name}"
+
+
+def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    tensor.set_shape(like.shape)
+    tf_private.copy_handle_data(like, tensor)
+    return tensor

@@ -1,0 +1,199 @@
+"""Loops of many forms: each a function of a sequence (STEPS, ROWS, WIDTH) and a square weight."""
+
+import numpy as np
+import tensorflow as tf
+
+STEPS, ROWS, WIDTH = 11, 4, 8
+
+
+def sequence():
+    return tf.constant(np.random.RandomState(1).randn(STEPS, ROWS, WIDTH).astype("f"))
+
+
+def weight():
+    return tf.Variable((np.random.RandomState(2).randn(WIDTH, WIDTH) * 0.4).astype("f"))
+
+
+def several(z):
+    """An activation whose gradient reads a few tensors."""
+    return tf.sin(z) * tf.cos(z) + tf.sigmoid(z)
+
+
+def _rounds(body, *begin, rounds=None, **options):
+    """What a loop of so many rounds makes; the first loop variable counts them."""
+    rounds = STEPS if rounds is None else rounds
+    return tf.while_loop(lambda i, *_: i < rounds, body, [0, *begin], **options)[1]
+
+
+def while_loop(x, w):
+    return _rounds(lambda i, h: (i + 1, tf.tanh(several(h @ w) @ w)), x[0])
+
+
+def autograph_range(x, w):
+    h = x[0]
+    for i in tf.range(tf.shape(x)[0]):
+        h = tf.tanh(several(h @ w) @ w + x[i])
+    return h
+
+
+def autograph_break_and_continue(x, w):
+    h = x[0]
+    for step in x:
+        h = tf.tanh(several(h @ w) @ w + step)
+        if tf.reduce_sum(h) > 5.0:
+            break
+        if tf.reduce_sum(h) < -3.0:
+            continue
+        h = h * 1.1
+    return h
+
+
+def scan(x, w):
+    return tf.scan(lambda h, step: tf.tanh(several(h @ w) @ w + step), x, x[0])
+
+
+def scan_in_reverse(x, w):
+    return tf.scan(lambda h, step: tf.tanh(several(h @ w) @ w + step), x, x[0], reverse=True)
+
+
+def map_fn(x, w):
+    return tf.map_fn(lambda step: tf.tanh(several(step @ w)), x)
+
+
+def foldl(x, w):
+    return tf.foldl(lambda h, step: tf.tanh(several(h @ w) @ w + step), x, x[0])
+
+
+def branch_inside(x, w):
+    def body(i, h):
+        high = tf.reduce_sum(h) > 0
+        return i + 1, tf.cond(high, lambda: tf.tanh(several(h @ w)), lambda: tf.cos(h + x[i]))
+
+    return _rounds(body, x[0])
+
+
+def loop_inside(x, w):
+    w = tf.identity(w)
+
+    def body(i, h):
+        inner = _rounds(lambda j, g: (j + 1, tf.sin(several(g @ w))), h, rounds=3)
+        return i + 1, tf.tanh(inner + x[i])
+
+    return _rounds(body, x[0])
+
+
+def dropout(x, w):
+    return _rounds(lambda i, h: (i + 1, tf.nn.dropout(tf.tanh(several(h @ w)) + x[i], 0.4)), x[0])
+
+
+def embedding(x, w):
+    def body(i, h):
+        rows = tf.gather(w, [i % WIDTH, (i * 3) % WIDTH, 0, 1])
+        return i + 1, tf.tanh(several(h) * rows)
+
+    return _rounds(body, x[0])
+
+
+def table(x, w):
+    """Rows of a tensor: its gradients are sparse."""
+    return embedding(x, w * 1.0)
+
+
+def reads_what_it_wrote(x, w):
+    """The list is part of the state."""
+    written = tf.TensorArray(tf.float32, STEPS + 2, clear_after_read=False)
+    written = written.write(0, x[0]).write(1, x[1])
+
+    def body(i, written):
+        new = tf.tanh(several(written.read(i) @ w) @ w + written.read(i + 1))
+        return i + 1, written.write(i + 2, new)
+
+    return _rounds(body, written).stack()
+
+
+def stop_gradient(x, w):
+    def body(i, h, sums):
+        return i + 1, tf.tanh(several(h @ w)) + tf.stop_gradient(sums), sums + h
+
+    return _rounds(body, x[0], x[1])
+
+
+def growing(x, w):
+    def body(i, h):
+        return i + 1, tf.concat([h, tf.tanh(several(h[-1:] @ w))], 0)
+
+    shapes = [tf.TensorShape([]), tf.TensorShape([None, WIDTH])]
+    return _rounds(body, x[0], shape_invariants=shapes)
+
+
+def call_inside(x, w):
+    inner = tf.function(lambda h: tf.tanh(several(h @ w)))
+    return _rounds(lambda i, h: (i + 1, inner(h) + x[i]), x[0])
+
+
+def custom_gradient(x, w):
+    @tf.custom_gradient
+    def activation(z):
+        y = tf.tanh(z)
+        return y, lambda upstream: upstream * (1 - y * y) * 0.5
+
+    return _rounds(lambda i, h: (i + 1, activation(several(h @ w))), x[0])
+
+
+def no_rounds(x, w):
+    none = tf.cast(tf.reduce_sum(x) * 0, tf.int32)
+    return _rounds(lambda i, h: (i + 1, tf.tanh(several(h @ w))), x[0], rounds=none)
+
+
+def long_sum(x, w):
+    """Grappler makes one `AddN` of its sums, whose order depends on who holds the terms."""
+    return _rounds(lambda i, h: (i + 1, tf.tanh(several(h @ w) + x[i])), x[0])
+
+
+def in_a_branch(x, w):
+    w = tf.identity(w)
+    return tf.cond(tf.reduce_sum(x) < 1e6, lambda: while_loop(x, w), lambda: x[0])
+
+
+def lstm_cell(h, c, step, w):
+    a, b, d, o = tf.split(h @ w + step @ w, 4, axis=1)
+    c = tf.sigmoid(b) * c + tf.sigmoid(a) * tf.tanh(d)
+    return tf.sigmoid(o) * tf.tanh(c), c
+
+
+def lstm(x, w):
+    wide = tf.concat([w, w * 0.5, -w, w * 2.0], 1)
+
+    def body(i, h, c):
+        return i + 1, *lstm_cell(h, c, x[i], wide)
+
+    return _rounds(body, x[0], x[1], maximum_iterations=STEPS)
+
+
+#: All of them, by name.
+FORMS = {
+    form.__name__: form
+    for form in (
+        while_loop,
+        autograph_range,
+        autograph_break_and_continue,
+        scan,
+        scan_in_reverse,
+        map_fn,
+        foldl,
+        branch_inside,
+        loop_inside,
+        dropout,
+        embedding,
+        table,
+        reads_what_it_wrote,
+        stop_gradient,
+        growing,
+        call_inside,
+        custom_gradient,
+        no_rounds,
+        long_sum,
+        in_a_branch,
+        lstm,
+    )
+}

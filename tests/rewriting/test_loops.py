@@ -1,0 +1,248 @@
+"""Loops whose gradients compute their rounds again."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients import BudgetError, GradientTape, get_plans, gradients
+from memory_saving_gradients.measure import session_peak
+from memory_saving_gradients.pipeline import plan_and_rewrite
+from tests.cases import assert_same
+from tests.loops import FORMS, lstm_cell, sequence, several, weight
+
+v1 = tf.compat.v1
+
+
+def two_steps(form, tape, jit=None):
+    """Loss and gradients of two steps, the weight after them, and the plan."""
+    tf.random.set_seed(3)
+    w, x = weight(), sequence()
+
+    @tf.function(jit_compile=jit)
+    def step(x):
+        tf.random.set_seed(5)
+        with tape() as watching:
+            watching.watch(x)
+            loss = tf.reduce_sum(tf.sin(form(x, w)))
+        by_x, by_w = watching.gradient(loss, [x, w])
+        by_w = tf.convert_to_tensor(by_w)
+        w.assign_sub(0.1 * by_w)
+        return [t for t in (loss, by_x, by_w) if t is not None]
+
+    made = [t.numpy() for _ in range(2) for t in step(x)]
+    return [*made, w.numpy()], get_plans(step.get_concrete_function(x).graph)
+
+
+by_memory = functools.partial(GradientTape, checkpoints="memory")
+
+
+@functools.cache
+def plainly(name, jit=None):
+    return two_steps(FORMS[name], tf.GradientTape, jit)[0]
+
+
+@pytest.fixture
+def in_segments(monkeypatch):
+    """Has all loops run in segments of so many rounds."""
+
+    def of(every):
+        def choose(loops, reading, request):
+            return dict.fromkeys(loops.sizes, every)
+
+        monkeypatch.setattr(plan_and_rewrite, "choose", choose)
+
+    return of
+
+
+# Their sums of three terms are equal to rounding; a loop in a branch is of another step.
+ROUNDED, IN_BRANCHES = {"long_sum"}, {"in_a_branch"}
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("every", [1, 3, 50])
+@pytest.mark.parametrize("name", sorted(FORMS.keys() - IN_BRANCHES))
+@pytest.mark.sweep(4)
+def test_gradients_are_equal(name, every, in_segments):
+    in_segments(every)
+    made, plans = two_steps(FORMS[name], by_memory)
+    assert plans, "nothing was rewritten"
+    assert {loop.every for loop in plans[-1].loops} == {every}
+    for ours, plain in zip(made, plainly(name), strict=True):
+        if name in ROUNDED:
+            np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(ours, plain)
+    assert bool(plans[-1].labels.reordered) == (name in ROUNDED)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", ["scan", "lstm"])
+@pytest.mark.sweep(2)
+def test_gradients_are_equal_to_rounding_under_xla(name, every, in_segments):
+    in_segments(every)
+    made, plans = two_steps(FORMS[name], by_memory, jit=True)
+    assert plans[-1].loops
+    for ours, plain in zip(made, plainly(name, jit=True), strict=True):
+        np.testing.assert_allclose(ours, plain, atol=1e-5 * np.abs(plain).max())
+
+
+ROWS, WIDTH = 64, 32
+
+
+def network(steps, rows=ROWS, cell=lstm_cell):
+    """A loss of a recurrent network, what to differentiate by, and what to feed; `steps` or None.
+
+    Its sequence is fed, so that a graph serves any number of steps where that is None.
+    """
+    random = np.random.RandomState(0)
+    x = v1.placeholder(tf.float32, (steps, rows, WIDTH), "x")
+    w = tf.constant(random.randn(WIDTH, 4 * WIDTH).astype("f") * 0.2)
+    read = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x)
+
+    def body(i, h, c):
+        return i + 1, *cell(h, c, read.read(i), w)
+
+    begin = tf.zeros((rows, WIDTH))
+    _, h, _ = tf.while_loop(lambda i, *_: i < tf.shape(x)[0], body, (0, begin, begin))
+    return tf.reduce_sum(h**2), [x, w], x, random
+
+
+def run(differentiate, steps, fed=None, **options):
+    """Loss and gradients for sequences of so many steps, the peak of the last, and the plan."""
+    with tf.Graph().as_default() as graph:
+        loss, xs, x, random = network(steps)
+        grads = differentiate(loss, xs, **options)
+        made = []
+        config = v1.ConfigProto(inter_op_parallelism_threads=1)
+        with v1.Session(config=config) as session:
+            for length in fed or [steps]:
+                values = {x: random.randn(length, *x.shape[1:]).astype("f")}
+                made += session.run([loss, *grads], values)
+            peak = session_peak(session, grads, values)
+        plans = get_plans(graph)
+        return made, peak, plans[-1] if plans else None
+
+
+def test_memory_grows_with_the_square_root_of_the_rounds():
+    few, many = 32, 512
+    plain = [run(tf.gradients, steps)[1] for steps in (few, many)]
+    ours = [run(gradients, steps, checkpoints="memory") for steps in (few, many)]
+    outside = [2 * steps * ROWS * WIDTH * 4 for steps in (few, many)]  # the sequence, its gradient
+    assert plain[1] > 15 * plain[0]
+    assert ours[1][1] - outside[1] < 6 * (ours[0][1] - outside[0])
+    assert plain[1] > 3.5 * ours[1][1]
+    assert ours[1][1] < 1.25 * ours[1][2].peak_bytes  # as predicted
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_rounds_that_only_a_run_tells():
+    lengths = [0, 1, 2, 3, 11, 12, 13, 100]
+    plain, _, _ = run(tf.gradients, None, lengths)
+    ours, _, plan = run(gradients, None, lengths, checkpoints="memory")
+    assert plan.loops
+    assert_same(ours, plain)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory_budget": 0.5},
+        {"memory_budget": 0.35},
+        {"max_overhead": 0.5},
+        {"checkpoints": "auto"},
+    ],
+)
+def test_who_plans_loops(options):
+    plain, before, _ = run(tf.gradients, 256)
+    ours, peak, plan = run(gradients, 256, **options)
+    assert plan.loops
+    assert_same(ours, plain)
+    assert peak < before * options.get("memory_budget", 0.5) * 1.1
+    assert plan.overhead < options.get("max_overhead", 0.6)
+
+
+@pytest.mark.parametrize("options", [{"checkpoints": "speed"}, {"max_overhead": 0.05}])
+def test_who_leaves_loops_alone(options):
+    _, _, plan = run(gradients, 64, **options)
+    assert plan is None or not plan.loops
+
+
+def test_a_plan_of_loops_is_saved_and_applied(tmp_path):
+    _, peak, plan = run(gradients, 256, checkpoints="memory")
+    plan.save(tmp_path / "plan.json")
+    _, again, other = run(gradients, 256, plan=tmp_path / "plan.json")
+    assert other.loops == plan.loops
+    assert again == pytest.approx(peak, rel=0.05)
+
+
+def test_a_budget_that_no_loop_keeps_names_the_lowest_peak():
+    with pytest.raises(BudgetError) as caught:
+        run(gradients, 256, memory_budget=0.01)
+    _, peak, _ = run(gradients, 256, checkpoints="memory")
+    assert caught.value.lowest_peak_bytes < 2 * peak
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_exact_sums_leave_a_loop_plain():
+    exact = functools.partial(by_memory, running_sums=False)
+    made, plans = two_steps(FORMS["long_sum"], exact)
+    assert not plans
+    assert_same(made, plainly("long_sum"))
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_an_error_leaves_the_loop_as_it_was(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a fault")
+
+    plain, _, _ = run(tf.gradients, 64)
+    monkeypatch.delenv("MEMORY_SAVING_GRADIENTS_STRICT", raising=False)
+    monkeypatch.setattr(plan_and_rewrite, "apply", fail)
+    monkeypatch.setattr(plan_and_rewrite, "plain", fail)
+    with pytest.warns(UserWarning, match="a fault"):
+        ours, _, plan = run(gradients, 64, checkpoints="memory")
+    assert plan is None
+    assert_same(ours, plain)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_gradients_of_gradients():
+    def twice(differentiate):
+        with tf.Graph().as_default():
+            loss, (x, w), fed, random = network(12, rows=4)
+            (first,) = differentiate(loss, [w])
+            second = differentiate(tf.reduce_sum(first**2), [w, x])
+            with v1.Session() as session:
+                return session.run([first, *second], {fed: random.randn(12, 4, WIDTH)})
+
+    ours = twice(functools.partial(gradients, checkpoints="memory"))
+    for mine, plain in zip(ours, twice(tf.gradients), strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_loop_in_a_branch():
+    def of(differentiate):
+        with tf.Graph().as_default():
+            random = np.random.RandomState(1)
+            x = tf.constant(random.randn(200, 64, 32).astype("f"))
+            w = tf.constant(random.randn(32, 32).astype("f") * 0.2)
+
+            def loop():
+                begin = (0, x[0])
+                body = lambda i, h: (i + 1, tf.tanh(several(h @ w) @ w))  # noqa: E731
+                return tf.while_loop(lambda i, _: i < 200, body, begin)[1]
+
+            h = tf.cond(tf.reduce_sum(x) < 1e6, loop, lambda: x[0])
+            grads = differentiate(tf.reduce_sum(tf.sin(h)), [x, w])
+            with v1.Session() as session:
+                return session.run(grads), session_peak(session, grads)
+
+    plain, before = of(tf.gradients)
+    ours, peak = of(functools.partial(gradients, checkpoints="memory"))
+    assert_same(ours, plain)
+    assert before > 3 * peak
