@@ -40,7 +40,7 @@ setup(
     },
     python_requires=">=3.11",
     packages=find_packages(include=["memory_saving_gradients", "memory_saving_gradients.*"]),
-    package_data={"memory_saving_gradients": ["py.typed"]},
+    package_data={"memory_saving_gradients": ["py.typed", "report/timeline.html"]},
     install_requires=[
         f"tensorflow>={TESTED[0]},<={TESTED[1]}.99",
         "llvmlite",

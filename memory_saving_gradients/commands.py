@@ -208,7 +208,7 @@ def _measured(options: argparse.Namespace) -> str:
 
 
 def _draw(plan: Plan, folder: Path) -> list[Path]:
-    """The pictures of a plan, as PNG and SVG, and its trace for Perfetto."""
+    """The pictures of a plan, as PNG and SVG, a page for browsers, and a trace for Perfetto."""
     figures = {
         "timeline": plan.plot(),
         "frontier": plan.plot_frontier(),
@@ -217,6 +217,7 @@ def _draw(plan: Plan, folder: Path) -> list[Path]:
     paths = [folder / f"{name}.{kind}" for name in figures for kind in ("png", "svg")]
     for path in paths:
         figures[path.stem].savefig(path, dpi=130)
-    trace = folder / "trace.json"
+    page, trace = folder / "timeline.html", folder / "trace.json"
+    plan.save_timeline(page)
     plan.save_trace(trace)
-    return [*paths, trace]
+    return [*paths, page, trace]

@@ -34,8 +34,9 @@ def test_the_graph_of_ops(name):
     assert again == set(plan.recomputed)
 
 
-def test_the_trace_has_both_courses(tmp_path):
-    plan = plan_of("resnet20")
+@pytest.mark.parametrize("name", CASES)
+def test_the_trace_has_both_courses(name, tmp_path):
+    plan = plan_of(name)
     plan.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     runs = [event for event in events if event["ph"] == "X"]
@@ -47,3 +48,4 @@ def test_the_trace_has_both_courses(tmp_path):
     assert max(alive) == plan.peak_bytes
     again = [run for run in runs if run["tid"] == 2]
     assert sorted(run["name"] for run in again) == sorted(plan.recomputed)
+    assert all(run["pid"] == 1 for run in again)  # nothing of the plain step
