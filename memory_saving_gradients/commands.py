@@ -21,6 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from memory_saving_gradients import measure
+from memory_saving_gradients.console import first_plan
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.max_batch import max_batch
 from memory_saving_gradients.doors.traced_step import Step, step_of_model, traced_step
@@ -155,6 +156,7 @@ def make_step(
     """A training step of a model on random inputs, by the options of `save_memory`, or plain."""
     from memory_saving_gradients import keras as ours
 
+    first_plan.no_longer()  # the report has told it
     model = load(target)
     if chosen:
         ours.save_memory(model, batch_size=batch_size, **chosen)
