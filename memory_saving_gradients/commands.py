@@ -218,7 +218,7 @@ def _draw(plan: Plan, folder: Path) -> list[Path]:
     }
     paths = [folder / f"{name}.{kind}" for name in figures for kind in ("png", "svg")]
     for path in paths:
-        figures[path.stem].savefig(path, dpi=130)
+        figures[path.stem].savefig(path)
     page, trace = folder / "timeline.html", folder / "trace.json"
     plan.save_timeline(page)
     plan.save_trace(trace)
