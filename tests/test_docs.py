@@ -135,7 +135,7 @@ def test_options_of_the_command_line_are_those_of_the_documents():
 
 def test_readme_is_the_home_page():
     assert re.sub(r"\]\([^)]*\)", "", home_page()) == re.sub(r"\]\([^)]*\)", "", README)
-    for target in re.findall(r"\]\(([^)#:]+)\)", home_page()):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", home_page()):
         assert (ROOT / "docs" / target).is_file()
 
 
