@@ -30,6 +30,8 @@ setup(
         "Intended Audience :: Science/Research",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
@@ -40,7 +42,7 @@ setup(
     },
     python_requires=">=3.11",
     packages=find_packages(include=["memory_saving_gradients", "memory_saving_gradients.*"]),
-    package_data={"memory_saving_gradients": ["py.typed"]},
+    package_data={"memory_saving_gradients": ["py.typed", "report/timeline.html"]},
     install_requires=[
         f"tensorflow>={TESTED[0]},<={TESTED[1]}.99",
         "llvmlite",

@@ -21,6 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from memory_saving_gradients import measure
+from memory_saving_gradients.console import first_plan
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.max_batch import max_batch
 from memory_saving_gradients.doors.traced_step import Step, step_of_model, traced_step
@@ -155,6 +156,7 @@ def make_step(
     """A training step of a model on random inputs, by the options of `save_memory`, or plain."""
     from memory_saving_gradients import keras as ours
 
+    first_plan.no_longer()  # the report has told it
     model = load(target)
     if chosen:
         ours.save_memory(model, batch_size=batch_size, **chosen)
@@ -208,7 +210,7 @@ def _measured(options: argparse.Namespace) -> str:
 
 
 def _draw(plan: Plan, folder: Path) -> list[Path]:
-    """The pictures of a plan, as PNG and SVG, and its trace for Perfetto."""
+    """The pictures of a plan, as PNG and SVG, a page for browsers, and a trace for Perfetto."""
     figures = {
         "timeline": plan.plot(),
         "frontier": plan.plot_frontier(),
@@ -216,7 +218,8 @@ def _draw(plan: Plan, folder: Path) -> list[Path]:
     }
     paths = [folder / f"{name}.{kind}" for name in figures for kind in ("png", "svg")]
     for path in paths:
-        figures[path.stem].savefig(path, dpi=130)
-    trace = folder / "trace.json"
+        figures[path.stem].savefig(path)
+    page, trace = folder / "timeline.html", folder / "trace.json"
+    plan.save_timeline(page)
     plan.save_trace(trace)
-    return [*paths, trace]
+    return [*paths, page, trace]

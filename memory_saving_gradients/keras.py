@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from memory_saving_gradients.by_hand.keras_layer import Checkpoint
+from memory_saving_gradients.console import first_plan
 from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.doors.feeding import fed_batch
 from memory_saving_gradients.doors.patching import patch
@@ -47,6 +48,10 @@ def save_memory(
     must use that. `evaluate`, `predict`, saving and loading are untouched. Copies of the model
     (`keras.models.clone_model`, `copy.deepcopy`, pickle) save memory as well; one that is loaded
     from a file does not. To go back to plain training, call `save_memory(model, checkpoints=None)`.
+
+    Where nothing else is said, the peak gets near the lowest, and each step pays for it.
+    `save_memory(model, memory_budget="device")` is what we recommend for everyday training: it
+    recomputes only what does not fit into the device, and nothing where the plain step does.
 
     Args:
         model: a Keras model, functional, sequential or subclassed, before or after `compile`.
@@ -256,6 +261,7 @@ class MemoryReport(keras.callbacks.Callback):
                 f'memory_saving_gradients: model "{self.model.name}" trains plain, as it was not '
                 "given to memory_saving_gradients.keras.save_memory"
             )
+        first_plan.no_longer()  # it is told below
         self._known = len(registry.of_models.get(self.model, []))
         self._built, self._measured_epoch = False, -1
         if self.log_dir is not None:

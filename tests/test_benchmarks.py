@@ -132,6 +132,8 @@ def test_a_table():
         "| a | 50% |",
         "| b |  |",
     ]
+    words = tables.Column("way", lambda row: row[0], words=True)
+    assert tables.table([], [*columns, words]).splitlines()[1] == "| --- | ---: | --- |"
 
 
 def test_the_best_other_way_has_right_gradients_and_its_own_plain():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import memory_saving_gradients as msg
+from scripts.home_page import home_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {path.name: path.read_text() for path in (ROOT / "docs").glob("*.md")}
@@ -130,3 +131,33 @@ def test_options_of_the_command_line_are_those_of_the_documents():
     text = README + PAGES["reports.md"]
     for line in re.findall(r"^memory-saving-gradients (?!--help)(.+)$", text, re.MULTILINE):
         assert _parser().parse_args(line.split()).command == line.split()[0]
+
+
+def test_readme_is_the_home_page():
+    assert re.sub(r"\]\([^)]*\)", "", home_page()) == re.sub(r"\]\([^)]*\)", "", README)
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", home_page()):
+        assert (ROOT / "docs" / target).is_file()
+
+
+#: The column of text between both sidebars, and a character of a table in it, in pixels.
+COLUMN, CHARACTER, PADDING = 688, 7.2, 16
+
+
+def tables(text):
+    found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [
+        [re.split(r"(?<!\\)\|", line.strip("|\n")) for line in one.splitlines()] for one in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [(name, rows) for name, text in {"README": README, **PAGES}.items() for rows in tables(text)],
+)
+def test_tables_fit_the_column(name, rows):
+    """By the longest word of each column; code may break anywhere."""
+    widths = 0.0
+    for cells in zip(*rows, strict=True):
+        words = [word for cell in cells for word in re.sub(r"`[^`]*`", "", cell).split()]
+        widths += CHARACTER * max(map(len, words), default=1) + PADDING
+    assert widths <= COLUMN

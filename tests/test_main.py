@@ -97,6 +97,7 @@ def test_a_report_with_figures_and_data(folder, capsys):
         assert (folder / "figures" / f"{name}.png").stat().st_size > 5_000
         assert (folder / "figures" / f"{name}.svg").stat().st_size > 5_000
     assert json.loads((folder / "figures" / "trace.json").read_text())["traceEvents"]
+    assert "layer_11" in (folder / "figures" / "timeline.html").read_text()
 
 
 def test_measured_in_real_steps(folder, capsys):

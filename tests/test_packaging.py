@@ -31,7 +31,7 @@ def test_it_holds_only_the_package(wheel):
     there = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "memory_saving_gradients").rglob("*")
-        if path.suffix in (".py", ".typed")
+        if path.suffix in (".py", ".typed", ".html")
     }
     assert ours == there
     assert any(name.endswith("LICENSE") for name in wheel.namelist())

@@ -18,7 +18,7 @@ from memory_saving_gradients.planning.labels import Labels
 from memory_saving_gradients.planning.plan_data import LoopPlan, PlanData
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
-from memory_saving_gradients.report import export, summary
+from memory_saving_gradients.report import export, page, summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -271,6 +271,18 @@ class Plan(PlanData):
                 for this plan and for the plain step.
         """
         Path(path).write_text(json.dumps(export.as_trace(self)))
+
+    def save_timeline(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page that shows the memory over the step, for a browser.
+
+        Under the pointer it names what runs at that time, by this plan and in the plain step: the
+        op, its layer, the bytes it makes, whether it runs again, and which layers hold the memory.
+        The wheel zooms.
+
+        Args:
+            path: the file, HTML; it holds all that it needs and fetches nothing.
+        """
+        Path(path).write_text(page.timeline(self), encoding="utf-8")
 
     def to_json(self) -> str:
         """The report as JSON: what `summary` says, and the bytes alive at every run.

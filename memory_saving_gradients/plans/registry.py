@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memory_saving_gradients.console.first_plan import say_first
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.plans.plan import Plan
 
@@ -71,5 +72,13 @@ def _of_here() -> list[Plan]:
 
 
 def record_plan(graph: tf.Graph, plan: Plan) -> None:
-    """Adds `plan` to those applied to `graph`."""
+    """Adds `plan` to those applied to `graph`, and says the first one of the process."""
     _plans.setdefault(graph, []).append(plan)
+    say_first(f"memory_saving_gradients: {plan}{_hint(plan)}")
+
+
+def _hint(plan: Plan) -> str:
+    """What to try instead of the strategy of those who say nothing."""
+    if plan.strategy != "memory" or plan.budget_bytes is not None:
+        return ""
+    return '; memory_budget="device" recomputes only what does not fit'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import networkx as nx
@@ -71,52 +72,78 @@ def as_graph(plan: PlanData) -> nx.DiGraph:
     return graph
 
 
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """A step, op by op.
+
+    Attributes:
+        name: the strategy, or "plain".
+        schedule: which ops run.
+        rows: of each run "forward", "recomputed" or "backward".
+        begins: when each begins, in estimated microseconds, and when the last one ends.
+        alive: the bytes alive while each runs.
+    """
+
+    name: str
+    schedule: Schedule
+    rows: list[str]
+    begins: list[float]
+    alive: list[int]
+
+
+def courses(plan: PlanData) -> tuple[Course, Course]:
+    """The step as planned, and the plain one."""
+    problem, plain = plan.problem, baseline(plan.problem)
+    _, copies = copied(problem, plan.schedule)
+    planned = simulate(problem, plan.schedule).timeline
+    return (
+        _course(plan, plan.strategy, plan.schedule, copies, planned),
+        # Where ops overlap, some of the backward pass may begin before the forward pass is done.
+        _course(plan, "plain", plain, [False] * len(plain), plain_timeline(problem)),
+    )
+
+
+def _course(
+    plan: PlanData, name: str, schedule: Schedule, copies: list[bool], alive: np.ndarray
+) -> Course:
+    ops = plan.problem.ops
+    rows = [
+        "recomputed" if copy else "backward" if ops[index].backward else "forward"
+        for index, copy in zip(schedule, copies, strict=True)
+    ]
+    micros = plan.problem.costs[np.asarray(schedule)] * 1e6
+    begins = itertools.accumulate(micros.tolist(), initial=0.0)
+    return Course(name, schedule, rows, list(begins), alive.tolist())
+
+
 def as_trace(plan: PlanData) -> dict[str, Any]:
     """The predicted step, planned and plain, in Chrome's trace event format.
 
     Microseconds are estimates. See "Trace Event Format" of the Chromium project.
     """
-    planned = simulate(plan.problem, plan.schedule).timeline
-    return {
-        "displayTimeUnit": "ms",
-        "traceEvents": [
-            *_process(plan, 1, plan.strategy, plan.schedule, planned),
-            *_process(plan, 2, "plain", baseline(plan.problem), plain_timeline(plan.problem)),
-        ],
-    }
+    processes = (_process(plan, number, one) for number, one in enumerate(courses(plan), 1))
+    return {"displayTimeUnit": "ms", "traceEvents": [*itertools.chain(*processes)]}
 
 
-def _process(
-    plan: PlanData, number: int, name: str, schedule: Schedule, held: np.ndarray
-) -> list[dict[str, Any]]:
+def _process(plan: PlanData, number: int, course: Course) -> Iterator[dict[str, Any]]:
     """The events of one course of the step."""
     problem = plan.problem
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": number, "name": "process_name", "args": {"name": name}}
-    ]
+    yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": course.name}}
     for row, thread in _ROWS.items():
-        events.append(
-            {"ph": "M", "pid": number, "tid": thread, "name": "thread_name", "args": {"name": row}}
-        )
-    _, copies = copied(problem, schedule)
-    micros = problem.costs[np.asarray(schedule)] * 1e6
-    begins = itertools.accumulate(micros.tolist(), initial=0.0)
-    for index, copy, begin, span, alive in zip(
-        schedule, copies, begins, micros.tolist(), held.tolist(), strict=False
+        named = {"ph": "M", "pid": number, "tid": thread, "name": "thread_name"}
+        yield named | {"args": {"name": row}}
+    spans = itertools.pairwise(course.begins)
+    for index, row, (begin, end), alive in zip(
+        course.schedule, course.rows, spans, course.alive, strict=True
     ):
         op = problem.ops[index]
-        row = "recomputed" if copy else "backward" if op.backward else "forward"
         made = sum(problem.tensors[t].bytes for t in op.outputs)
         common = {"pid": number, "ts": begin}
-        events.append(
-            common
-            | {
-                "ph": "X",
-                "tid": _ROWS[row],
-                "name": op.name,
-                "dur": span,
-                "args": {"layer": plan.labels.origin(problem, index), "bytes made": made},
-            }
-        )
-        events.append(common | {"ph": "C", "name": "bytes alive", "args": {"bytes": alive}})
-    return events
+        yield common | {
+            "ph": "X",
+            "tid": _ROWS[row],
+            "name": op.name,
+            "dur": end - begin,
+            "args": {"layer": plan.labels.origin(problem, index), "bytes made": made},
+        }
+        yield common | {"ph": "C", "name": "bytes alive", "args": {"bytes": alive}}

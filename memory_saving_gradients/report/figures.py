@@ -34,18 +34,24 @@ COLOURS = {
     "kept": "#8957e5",
 }
 
+#: A figure is so many inches wide and its text so many points high: on a phone, 390 pixels wide,
+#: a letter is 9 pixels then.
+WIDTH, TEXT = 5.0, 9
+
+# Pixels in an inch.
+_DPI = 144
 # The frontier: so many budgets between the plain peak and the lowest that can be met.
 _BUDGETS = 8
 # The step is drawn at so many points at most; between two of them its highest moment counts.
 _POINTS = 2_000
 # Characters of a label.
-_LABEL = 50
+_LABEL = 26
 
 
 def timeline(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figure:
     """Memory over the step, plain and planned; see `Plan.plot`."""
     problem = plan.problem
-    figure = _figure(9.0, 4.6)
+    figure = _figure(3.8)
     axes = figure.add_subplot()
     plain = baseline(problem)
     total = float(problem.costs.sum()) or 1.0
@@ -72,7 +78,8 @@ def timeline(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figu
     begins = times[first] if first < len(times) else times[-1]
     axes.axvline(begins, color=COLOURS["text"], lw=0.8, ls=":")
     for where, x, side in (("forward", begins, "right"), ("backward", begins, "left")):
-        axes.text(x, 1.16 * top, f" {where} ", color=COLOURS["text"], ha=side, va="top")
+        style: dict[str, Any] = {"color": COLOURS["text"], "fontsize": TEXT}
+        axes.text(x, 1.16 * top, f" {where} ", ha=side, va="top", **style)
     axes.set_xlim(0, times[-1])
     axes.set_ylim(-0.06 * top, 1.18 * top)
     axes.set_xlabel("estimated time, % of the plain step")
@@ -103,7 +110,7 @@ def frontier(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figu
             low, high = curve[0][0] * 1e6, plan.baseline_peak_bytes
             curve.append(point(within(problem, int(low + share * (high - low)))))
             tick()
-    figure = _figure(6.4, 4.4)
+    figure = _figure(3.8)
     axes = figure.add_subplot()
     curve = _undominated([*curve, (plan.baseline_peak_bytes / 1e6, 0.0)])
     axes.plot(*zip(*curve, strict=True), color=COLOURS["budget"], marker=".", label="budgets")
@@ -119,14 +126,14 @@ def frontier(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figu
     axes.set_ylim(-0.04 * most - 0.5, 1.1 * most + 1)
     axes.set_xlabel("predicted peak, MB")
     axes.set_ylabel("extra cost, %")
-    axes.legend(frameon=False, labelcolor=COLOURS["text"])
+    axes.legend(frameon=False, fontsize=TEXT, labelcolor=COLOURS["text"])
     return _done(figure, axes, "What each budget costs", path)
 
 
 def network(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figure:
     """The network as a column of layers; see `Plan.plot_graph`."""
     rows, arcs = coarse(plan)
-    figure = _figure(9.0, 1.3 + 0.2 * len(rows))
+    figure = _figure(1.6 + 0.2 * len(rows))
     left, right = figure.subplots(1, 2, width_ratios=[1, 4])
     places = np.arange(len(rows))
     largest = max((arc.bytes for arc in arcs), default=1)
@@ -151,12 +158,12 @@ def network(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figur
             label = "every other segment" if number == 1 else ""
             shade = {"color": COLOURS["text"], "alpha": 0.12, "lw": 0, "label": label}
             right.axhspan(begin - 0.5, end + 0.5, **shade)
-    right.set_yticks(places, [facts.shortened(row.label, _LABEL) for row in rows], fontsize=7)
+    right.set_yticks(places, [facts.shortened(row.label, _LABEL) for row in rows])
     right.set_ylim(len(rows) - 0.5, -0.5)
     right.set_xlabel("MB of activations")
     right.set_xlim(0, 1.04 * max(before, default=1))
-    _legend_below(figure, 3)
-    return _done(figure, right, f"{_title(plan)}, layer by layer", path)
+    _legend_below(figure, 2)
+    return _done(figure, right, _title(plan), path)
 
 
 def _bands(rows: Sequence[Row]) -> list[tuple[int, int]]:
@@ -193,7 +200,7 @@ def _legend_below(figure: Figure, columns: int) -> None:
         loc="outside lower left",
         ncols=columns,
         frameon=False,
-        fontsize=8,
+        fontsize=TEXT,
         labelcolor=COLOURS["text"],
     )
 
@@ -213,7 +220,7 @@ def _thinned(times: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def png(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110)
+    figure.savefig(out, format="png")
     return out.getvalue()
 
 
@@ -229,7 +236,7 @@ def _undominated(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 def _title(plan: PlanData) -> str:
     ratio = plan.baseline_peak_bytes / max(plan.peak_bytes, 1)
     less, more = f"{ratio:.1f}× less memory", f"{plan.overhead:.0%} more computing"
-    return f"{plan.strategy}: {less} for {more}, as estimated"
+    return f"{plan.strategy}: {less}, {more} (estimated)"
 
 
 def check_matplotlib() -> None:
@@ -240,7 +247,7 @@ def check_matplotlib() -> None:
         )
 
 
-def _figure(width: float, height: float) -> Figure:
+def _figure(height: float) -> Figure:
     check_matplotlib()
     from matplotlib.figure import Figure as Plain
 
@@ -250,20 +257,20 @@ def _figure(width: float, height: float) -> Figure:
         def _repr_png_(self) -> bytes:
             return png(self)
 
-    figure = Shown(figsize=(width, height), layout="constrained")
+    figure = Shown(figsize=(WIDTH, height), dpi=_DPI, layout="constrained")
     figure.patch.set_alpha(0.0)
     return figure
 
 
 def _done(figure: Figure, axes: Axes, title: str, path: str | os.PathLike[str] | None) -> Figure:
     """The finished figure; it is written to a file if there is a path."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=COLOURS["text"])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=TEXT, color=COLOURS["text"])
     axes.patch.set_alpha(0.0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[:].set_color(COLOURS["text"])
-    axes.tick_params(colors=COLOURS["text"], labelsize=8)
+    axes.tick_params(colors=COLOURS["text"], labelsize=TEXT)
     for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set_color(COLOURS["text"])
+        label.set(color=COLOURS["text"], fontsize=TEXT)
     if path is not None:
-        figure.savefig(path, dpi=130)
+        figure.savefig(path)
     return figure

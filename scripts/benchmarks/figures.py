@@ -10,16 +10,17 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from memory_saving_gradients.report.figures import COLOURS
+from memory_saving_gradients.report.figures import COLOURS, TEXT, WIDTH
 from scripts.benchmarks.peers_tensorflow import Row, verdict
 
 
 def draw_compare(results: dict, path: Path) -> None:
     """Peak against time of each way, as shares of plain: one panel a model."""
-    columns = 3
+    columns = 2
     models = results["models"]
     rows = -(-len(models) // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(11, 3.2 * rows), layout="constrained")
+    size = (WIDTH, 2.3 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, dpi=144, layout="constrained")
     styles = {
         "tf.gradients": ("D", COLOURS["plain"]),
         "Grappler heuristics": ("s", COLOURS["again"]),
@@ -40,28 +41,29 @@ def draw_compare(results: dict, path: Path) -> None:
                 axes.plot(
                     share, row["time_ratio"], marker, ms=8, color=colour, label=row["peer"], **fill
                 )
-        axes.set_title(label, loc="left", fontsize=9, color=COLOURS["text"])
+        title = label.replace(", ", "\n", 1)
+        axes.set_title(title, loc="left", fontsize=TEXT, color=COLOURS["text"])
         axes.set_xlim(0, 115)
         axes.set_ylim(0.9, 1.6)
         styled(axes)
     for axes in grid.flat[len(models) :]:
         axes.set_axis_off()
     for axes in grid[-1]:
-        axes.set_xlabel("measured peak, % of plain", color=COLOURS["text"])
+        axes.set_xlabel("measured peak, % of plain", fontsize=TEXT, color=COLOURS["text"])
     for axes in grid[:, 0]:
-        axes.set_ylabel("step time, ratio", color=COLOURS["text"])
+        axes.set_ylabel("step time, ratio", fontsize=TEXT, color=COLOURS["text"])
     handles, names = grid.flat[0].get_legend_handles_labels()
     figure.legend(
         handles,
         names,
         loc="outside lower left",
-        ncols=4,
+        ncols=2,
         frameon=False,
-        fontsize=8,
+        fontsize=TEXT,
         labelcolor=COLOURS["text"],
     )
     figure.patch.set_alpha(0)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path)
     plt.close(figure)
 
 
@@ -70,4 +72,4 @@ def styled(axes: Any) -> None:
     axes.patch.set_alpha(0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[:].set_color(COLOURS["text"])
-    axes.tick_params(colors=COLOURS["text"])
+    axes.tick_params(colors=COLOURS["text"], labelsize=TEXT)

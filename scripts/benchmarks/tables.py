@@ -18,21 +18,24 @@ class Column(NamedTuple):
         heading: its heading.
         get: the cell's value, from a row; None leaves the cell empty.
         form: how a value is printed.
+        words: whether its cells are words, which stand to the left, or numbers.
     """
 
     heading: str
     get: Callable[[Any], Any]
     form: str = "{}"
+    words: bool = False
 
 
 def table(rows: Iterable[Any], columns: Sequence[Column]) -> str:
-    """A table in Markdown."""
+    """A table in Markdown; its first column has the names."""
 
     def cell(column: Column, row: Any) -> str:
         value = column.get(row)
         return "" if value is None else column.form.format(value)
 
-    lines = [[column.heading for column in columns], ["---", *["---:"] * (len(columns) - 1)]]
+    sides = ["---", *("---" if column.words else "---:" for column in columns[1:])]
+    lines = [[column.heading for column in columns], sides]
     lines += [[cell(column, row) for column in columns] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -133,7 +136,7 @@ def compare_table(results: dict) -> str:
         Column("ours, `memory`", lambda row: _beside_plain(row, "ours, memory")),
         Column("ours, 0.3 of plain", lambda row: _beside_plain(row, "ours, budget 0.3")),
         Column("√n points", lambda row: _beside_plain(row, "√n articulation points")),
-        Column("best other way", _best_other),
+        Column("best other way", _best_other, words=True),
     ]
     models = {
         model: {way["peer"]: way | {"verdict": verdict(Row(**way))} for way in ways}
@@ -253,10 +256,10 @@ def eager_table(results: dict) -> str:
 
     columns = [
         Column("network", lambda row: row["network"]),
-        Column("blocks in", lambda row: row["way"]),
+        Column("blocks in", lambda row: row["way"], words=True),
         Column("peak MB", lambda row: row["peak_bytes"] / 1e6, "{:,.0f}"),
         Column("of its plain", lambda row: row["ratio"], "{:.1f}×"),
         Column("time of plain eager", lambda row: row["time_ratio"], "{:.2f}×"),
-        Column("gradients", off),
+        Column("gradients", off, words=True),
     ]
     return table(rows(), columns)

@@ -1,5 +1,8 @@
 """`get_plans` takes what the user has at hand, and never answers with an empty list instead."""
 
+import subprocess
+import sys
+
 import keras
 import pytest
 import tensorflow as tf
@@ -62,3 +65,30 @@ def test_inside_a_trace_it_says_when_to_ask():
 def test_what_has_no_plans_is_refused():
     with pytest.raises(TypeError, match=r"takes a tf\.function, a concrete function"):
         msg.get_plans(tf.ones(3))
+
+
+TWO_PLANS = """
+import tensorflow as tf
+import memory_saving_gradients as msg
+
+x = tf.ones((512, 64))
+
+@tf.function
+def step(x):
+    y = x
+    for _ in range(16):
+        y = tf.tanh(y)
+    return msg.gradients(y, x, checkpoints="memory")
+
+step(x), step(x[:256])
+print(*msg.get_plans(step), sep="\\n")
+"""
+
+
+def test_the_first_plan_of_a_process_is_said():
+    ran = subprocess.run([sys.executable, "-c", TWO_PLANS], capture_output=True, text=True)
+    first, second = ran.stdout.splitlines()
+    assert first != second
+    lines = [line for line in ran.stderr.splitlines() if line.startswith("memory_saving")]
+    hint = 'memory_budget="device" recomputes only what does not fit'
+    assert lines == [f"memory_saving_gradients: {first}; {hint}"]

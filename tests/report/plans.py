@@ -1,5 +1,6 @@
 """Plans of the test models, made once."""
 
+import collections
 import functools
 import warnings
 
@@ -35,3 +36,12 @@ def plan_of(name, how=None):
         step = build_v1(make(), batch)
         gradients(step.loss, step.variables, **options_for(name, how or PLANS[name]))
         return get_plans(graph)[-1]
+
+
+def are_recomputed(plan, names):
+    """Whether these are the ops that run again, and those of the forward pass that run late."""
+    found, recomputed = collections.Counter(names), collections.Counter(plan.recomputed)
+    late = found - recomputed
+    runs = collections.Counter(plan.problem.ops[i].name for i in plan.schedule)
+    backward = {op.name for op in plan.problem.ops if op.backward}
+    return not recomputed - found and all(runs[op] == 1 and op not in backward for op in late)

@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 
 from memory_saving_gradients.planning.simulate import simulate
-from tests.report.plans import CASES, plan_of
+from tests.report.plans import CASES, are_recomputed, plan_of
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -34,8 +34,9 @@ def test_the_graph_of_ops(name):
     assert again == set(plan.recomputed)
 
 
-def test_the_trace_has_both_courses(tmp_path):
-    plan = plan_of("resnet20")
+@pytest.mark.parametrize("name", CASES)
+def test_the_trace_has_both_courses(name, tmp_path):
+    plan = plan_of(name)
     plan.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     runs = [event for event in events if event["ph"] == "X"]
@@ -46,4 +47,5 @@ def test_the_trace_has_both_courses(tmp_path):
     alive = [event["args"]["bytes"] for event in events if event["ph"] == "C" and event["pid"] == 1]
     assert max(alive) == plan.peak_bytes
     again = [run for run in runs if run["tid"] == 2]
-    assert sorted(run["name"] for run in again) == sorted(plan.recomputed)
+    assert are_recomputed(plan, [run["name"] for run in again])
+    assert all(run["pid"] == 1 for run in again)  # nothing of the plain step

@@ -38,6 +38,7 @@ def test_the_course_of_the_step(name, tmp_path):
     assert planned == pytest.approx(plan.peak_bytes)
     assert curves[1].get_xdata()[-1] == pytest.approx(100 * (1 + plan.overhead))
     assert nothing_overlaps(figure)
+    assert readable_on_a_phone(figure)
     legend = " ".join(text.get_text() for text in figure.legends[0].get_texts())
     assert ("budget" in legend) == (plan.budget_bytes is not None)
 
@@ -55,15 +56,29 @@ def test_the_network(name, tmp_path):
     assert sizes == sum(problem.tensors[t].bytes for t in made)
     assert all(0 <= arc.begin < arc.end - 1 < len(rows) for arc in arcs)
     assert nothing_overlaps(figure)
+    assert readable_on_a_phone(figure)
+
+
+def all_texts(figure):
+    figure.draw_without_rendering()
+    shown = [axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)]
+    texts = [tick.label1 for axis in shown for tick in axis._update_ticks()]  # those within limits
+    texts += [axis.label for axis in shown]
+    texts += [text for axes in figure.axes for text in axes.texts]
+    legends = [*figure.legends, *(axes.legend_ for axes in figure.axes if axes.legend_)]
+    texts += [text for legend in legends for text in legend.get_texts()]
+    return [*texts, figure._suptitle]
+
+
+def readable_on_a_phone(figure):
+    """Whether letters are 8 pixels high or more where a page of 390 leaves 358 to the figure."""
+    pixels = 358 / figure.get_figwidth() / 72
+    return all(text.get_fontsize() * pixels >= 8 for text in all_texts(figure) if text.get_text())
 
 
 def nothing_overlaps(figure):
     """Whether no two texts of a figure lie over each other, and none is cut off."""
-    figure.draw_without_rendering()
-    shown = [axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)]
-    texts = [tick.label1 for axis in shown for tick in axis._update_ticks()]  # those within limits
-    texts += [text for axes in figure.axes for text in axes.texts]
-    texts += [*figure.legends[0].get_texts(), figure._suptitle]
+    texts = all_texts(figure)
     boxes = [t.get_window_extent() for t in texts if t.get_text()]
     page = figure.bbox.padded(1)
     inside = all(page.containsx(b.x0) and page.containsx(b.x1) for b in boxes)
@@ -78,6 +93,7 @@ def nothing_overlaps(figure):
 def test_the_frontier_has_the_plan_on_it():
     plan = plan_of("resnet20", "speed")
     figure = plan.plot_frontier()
+    assert readable_on_a_phone(figure)
     (axes,) = figure.axes
     lines = {line.get_label(): line.get_xydata() for line in axes.lines}
     (chosen,) = lines["this plan"]
