@@ -81,18 +81,18 @@ class Loops:
         return cls(sizes, plain)
 
     def plans(self, segments: Segments) -> tuple[LoopPlan, ...]:
-        """What there is to say of loops that run in segments."""
-        return tuple(
+        """What there is to say of all loops, where some run in segments."""
+        able = [
             LoopPlan(
                 pair.name,
-                self.sizes[pair].rounds,
-                every,
-                self.sizes[pair].held(0),
-                self.sizes[pair].held(every),
+                sizes.rounds,
+                every := segments.get(pair, 0),
+                sizes.held(0),
+                sizes.held(every),
             )
-            for pair, every in segments.items()
-            if every
-        )
+            for pair, sizes in self.sizes.items()
+        ]
+        return (*able, *(LoopPlan(name, why=why) for name, why in self.plain.items()))
 
 
 def choose(loops: Loops, reading: Reading, request: Request) -> Segments:

@@ -94,7 +94,9 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
         except BudgetError as error:
             unmet.append(error)
     try:
-        return _predicted(step, request, reading)
+        return dataclasses.replace(_predicted(step, request, reading), loops=loops.plans({}))
+    except _SavesNothing as nothing:
+        raise _SavesNothing(dataclasses.replace(nothing.plan, loops=loops.plans({}))) from None
     except BudgetError as error:
         error = min([*unmet, error], key=lambda one: one.lowest_peak_bytes)
         plan = by_measurement(reading, request, error)

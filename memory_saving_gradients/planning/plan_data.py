@@ -19,22 +19,24 @@ from memory_saving_gradients.planning.units import said
 
 @dataclasses.dataclass(frozen=True)
 class LoopPlan:
-    """A loop whose gradient computes its rounds again.
+    """A loop, and whether its gradient computes its rounds again.
 
     Attributes:
         name: the loop.
         rounds: how many rounds are expected.
         every: the rounds of a segment: what one begins with is kept, and the gradient runs it
-            again.
+            again; 0 where the loop keeps what each round makes.
         plain_bytes: what the loop holds for its gradient as TensorFlow makes it, in bytes.
         held_bytes: what it holds now.
+        why: why its rounds cannot run again; empty where they can.
     """
 
     name: str
-    rounds: int
-    every: int
-    plain_bytes: int
-    held_bytes: int
+    rounds: int = 0
+    every: int = 0
+    plain_bytes: int = 0
+    held_bytes: int = 0
+    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +146,13 @@ class PlanData:
             f"{self.strategy}{budget}: predicted peak {said(self.baseline_peak_bytes)} -> "
             f"{said(self.peak_bytes)} ({ratio:.2f}x){measured}, "
             f"overhead {self.overhead:z.1%}, "
-            f"{len(self.recomputed)} ops recomputed{self._for_batch()}, {self.seconds:.2f} s"
+            f"{len(self.recomputed)} ops recomputed{self._of_loops()}{self._for_batch()}, "
+            f"{self.seconds:.2f} s"
         )
+
+    def _of_loops(self) -> str:
+        again = sum(loop.every > 0 for loop in self.loops)
+        return f", {again} loop{'s' * (again > 1)} in segments" if again else ""
 
     def _for_batch(self) -> str:
         if self.batch_size is None:

@@ -56,7 +56,7 @@ class Plan(PlanData):
             one inter-op thread, in bytes, where the graph does not tell its session; else None.
         labels: what the user calls the ops and tensors of the problem.
         certified_overhead: what `certify` proved: no plan for the budget has a lower overhead.
-        loops: the loops whose gradients compute rounds again.
+        loops: the loops of the step, and in what segments their gradients run them again.
     """
 
     def certify(self, seconds: float = 60.0) -> Plan:

@@ -90,16 +90,24 @@ def _kept_advice(plan: PlanData) -> str:
     problem = plan.problem
     sizes: collections.Counter[str] = collections.Counter()
     given = set(plan.given)
+    plain = {loop.name: loop.why for loop in plan.loops if loop.why}
     for t in kept_tensors(problem, plan.schedule):
         tensor, maker = problem.tensors[t], _origin(problem, t)
         if tensor.name in given:
             sizes["given"] += tensor.bytes
+        elif maker >= 0 and problem.ops[maker].name in plain:
+            sizes[f"loop {problem.ops[maker].name}"] += tensor.bytes
         elif maker >= 0 and problem.ops[maker].pinned:
             kind = plan.labels.types[maker] if plan.labels.types else "state"
             sizes[f"pinned {kind}"] += tensor.bytes
         else:
             sizes["chosen"] += tensor.bytes
     why = sizes.most_common(1)[0][0] if sizes else "chosen"
+    if why.startswith("loop "):
+        return (
+            f"most of these the {why} keeps for its gradient, one for each round, and "
+            f"its rounds cannot run again: {plain[why.removeprefix('loop ')]}"
+        )
     if why == "given":
         return "you gave most of these as checkpoints. Try fewer of them"
     if why.startswith("pinned"):

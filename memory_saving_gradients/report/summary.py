@@ -77,6 +77,7 @@ def _tables(plan: PlanData) -> RenderableType:
         _layers(plan),
         _kept(plan),
         _recomputed(parts),
+        *([_loops(plan)] if plan.loops else []),
         _peak(parts, peak),
         _totals(plan, parts),
     )
@@ -186,6 +187,23 @@ def _peak(parts: list[facts.Segment], peak: facts.Moment) -> RenderableType:
     rest = sum(held.bytes for held in peak.held[_HOLDERS:])
     if rest:
         table.add_row("the rest", "", _mb(rest), f"{rest / max(peak.bytes, 1):.0%}")
+    return table
+
+
+def _loops(plan: PlanData) -> RenderableType:
+    table = _table(
+        "Loops, and the rounds of the segments that run again",
+        loop="fill",
+        rounds="right",
+        segment="right",
+        MB_plain="right",
+        MB_held="right",
+        why_not="left",
+    )
+    for loop in plan.loops:
+        able = [f"{loop.rounds:,}", f"{loop.every or '-'}"]
+        held = [_mb(loop.plain_bytes), _mb(loop.held_bytes)]
+        table.add_row(Text(loop.name), *([""] * 4 if loop.why else [*able, *held]), Text(loop.why))
     return table
 
 

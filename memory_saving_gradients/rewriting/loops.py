@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.functions import ROUNDS
 from memory_saving_gradients.graph.loops import LoopPair, Start
@@ -191,7 +191,7 @@ def _backward_in_segments(
             for i, (t, after) in enumerate(
                 zip(pair.gradient.inputs, pair.gradient.outputs, strict=True)
             )
-            if i in refilled or i in (0, 2) or _owner(after) is t
+            if i in refilled or i in (0, 2) or kinds.owner(after) is t
         }
         return {
             "own": [given["own"][i] if i in unchanged else t for i, t in enumerate(made)],
@@ -269,8 +269,10 @@ def _round(
     known = {name: t for name, t in zip(names, own, strict=True) if t is not None}
     kept = [i for i in range(len(names)) if i not in pair.again]
     wanted = [*(pair.body.outputs[i] for i in kept), *also]
-    with _merged_as(pair):
+    with _merged_as(pair) as alone:
         made = transplanted(pair.body, wanted, known, also=pair.body.control_outputs)
+    # Grappler fuses nothing with an op that something waits for.
+    tf_private.add_control_inputs(kinds.owner(made[0]).op, alone)
     after = dict(zip(kept, made, strict=False))
     return [after.get(i, own[i]) for i in range(len(names))], made[len(kept) :]
 
@@ -284,23 +286,26 @@ def _again(
 
 
 @contextlib.contextmanager
-def _merged_as(pair: LoopPair) -> Iterator[None]:
-    """Within it, Grappler is to merge copies of sums and products as it does those of the loop.
+def _merged_as(pair: LoopPair) -> Iterator[list[tf.Operation]]:
+    """Within it, Grappler is to merge copies of ops as it does those of the loop.
 
-    It merges one into its only reader. Where a list for the gradient was the other one, there is
-    none any more.
+    It merges an op into its only reader. Where a list for the gradient was another one, there is
+    none any more: such copies are in the list that is yielded, then.
     """
     graph = tf.compat.v1.get_default_graph()
     first_new = len(graph.get_operations())
-    yield
+    alone: list[tf.Operation] = []
+    yield alone
     several = {
         op.name
         for op in pair.body.get_operations()
-        if op.type in _SUMS and len(op.outputs[0].consumers()) > 1
+        if op.outputs and op.outputs[0].dtype.is_floating and len(op.outputs[0].consumers()) > 1
     }
     for op in graph.get_operations()[first_new:]:
-        if op.type in _SUMS and op.name.partition("/")[2] in several:
-            tf_private.set_unmerged(op)
+        if op.name.partition("/")[2] in several and len(op.outputs[0].consumers()) == 1:
+            if op.type in _SUMS:
+                tf_private.set_unmerged(op)
+            alone.append(op)
 
 
 def _gradient(
@@ -351,13 +356,7 @@ def _known(
 
 
 def _is_invariant(pair: LoopPair, index: int) -> bool:
-    return _owner(pair.body.outputs[index]) is pair.body.inputs[index]
-
-
-def _owner(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
+    return kinds.owner(pair.body.outputs[index]) is pair.body.inputs[index]
 
 
 def _given(tensor: tf.Tensor) -> tf.Tensor:
@@ -590,6 +589,7 @@ def _name(like: tf.Tensor) -> str:
 
 
 def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    tensor.set_shape(like.shape)
+    if like.dtype not in kinds.HANDLES and like.dtype != tf.variant:
+        tensor = tf.ensure_shape(tensor, like.shape, name=_name(like))
     tf_private.copy_handle_data(like, tensor)
     return tensor

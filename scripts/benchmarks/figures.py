@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 from memory_saving_gradients.report.figures import COLOURS, TEXT, WIDTH
 from scripts.benchmarks.peers_tensorflow import Row, verdict
@@ -65,6 +66,32 @@ def draw_compare(results: dict, path: Path) -> None:
     figure.patch.set_alpha(0)
     figure.savefig(path)
     plt.close(figure)
+
+
+def draw_rounds(rounds: dict[str, dict[str, int]], path: Path) -> None:
+    """The peak of a loop against its rounds, with the exponents that fit."""
+    figure, axes = plt.subplots(figsize=(WIDTH, 3), dpi=144, layout="constrained")
+    counts = [int(label) for label in rounds]
+    names = {"tf.gradients": ("D", COLOURS["plain"]), "memory": ("o", COLOURS["plan"])}
+    for way, (marker, colour) in names.items():
+        peaks = [row[way] / 1e6 for row in rounds.values()]
+        named = f"{way}: rounds to the power of {exponent(rounds, way):.2f}"
+        axes.loglog(counts, peaks, f"{marker}-", color=colour, label=named)
+    axes.set_xticks(counts, [f"{count:,}" for count in counts], minor=False)
+    axes.minorticks_off()
+    axes.set_xlabel("rounds", fontsize=TEXT, color=COLOURS["text"])
+    axes.set_ylabel("measured peak, MB", fontsize=TEXT, color=COLOURS["text"])
+    axes.legend(frameon=False, fontsize=TEXT, labelcolor=COLOURS["text"])
+    styled(axes)
+    figure.patch.set_alpha(0)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def exponent(rounds: dict[str, dict[str, int]], way: str) -> float:
+    """The power of the number of rounds that peaks grow with, by least squares."""
+    counts = np.log([int(label) for label in rounds])
+    return float(np.polyfit(counts, np.log([row[way] for row in rounds.values()]), 1)[0])
 
 
 def styled(axes: Any) -> None:

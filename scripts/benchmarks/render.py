@@ -53,6 +53,7 @@ def texts(files: dict[str, dict], mixed: bool) -> dict[str, str]:
         "depth": notes.depth(results["depth"]),
         "predictions": tables.predictions_table(results["models"]),
         "planning": notes.planning(results["models"], results["planning"]),
+        "loops": tables.loops_table(results["loops"]["networks"]),
         "eager": tables.eager_table(results["eager"]),
     }
 
@@ -76,12 +77,13 @@ def main() -> None:
     mixed = parser.parse_args().mixed
     files = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in NAMES}
     filled = texts(files, mixed)
-    for page in (ROOT / "README.md", DOCS / "results.md", DOCS / "by-hand.md"):
+    for page in (ROOT / "README.md", DOCS / "results.md", DOCS / "by-hand.md", DOCS / "loops.md"):
         fill(page, filled)
     resnet = plan_of(CifarResNet(56), 128)
     resnet.plot(FIGURES / "timeline.png")
     resnet.plot_frontier(FIGURES / "frontier.png")
     plan_of(UNet(), 4).plot_graph(FIGURES / "network.png")
+    figures.draw_rounds(files["loops"]["results"]["rounds"], FIGURES / "rounds.png")
     figures.draw_compare(files["compare"]["results"], FIGURES / "compare.png")
 
 

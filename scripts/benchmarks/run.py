@@ -24,7 +24,9 @@ from scripts.benchmarks.stamp import stamp
 HERE = Path(__file__).resolve().parent
 
 #: Each is a module here, with its sections, and a file of results.
-NAMES = "models laboratory gradients keras_fit eager xla planning corpus compare depth".split()
+NAMES = (
+    "models laboratory gradients keras_fit eager xla planning corpus compare depth loops".split()
+)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -192,6 +192,21 @@ def keras_table(rows: dict) -> str:
     return table(labelled(rows), columns)
 
 
+def loops_table(rows: dict) -> str:
+    """Measured peaks and step times of networks that are a loop."""
+    headings = {
+        "tf.recompute_grad": "`tf.recompute_grad` around the body",
+        "memory": "ours, `memory`",
+        "0.3": "ours, 0.3 of plain",
+    }
+    columns = [
+        Column("network", label),
+        Column("`tf.gradients`", megabytes("tf.gradients"), "{:,.0f} MB"),
+        *(Column(heading, beside("tf.gradients", way)) for way, heading in headings.items()),
+    ]
+    return table(labelled(rows), columns)
+
+
 #: way: heading, and the plain step of its framework.
 XLA = {
     "memory": ("`memory`", "tf.gradients"),

@@ -68,7 +68,7 @@ def test_gradients_are_equal(name, every, in_segments):
     in_segments(every)
     made, plans = two_steps(FORMS[name], by_memory)
     assert plans, "nothing was rewritten"
-    assert {loop.every for loop in plans[-1].loops} == {every}
+    assert {loop.every for loop in plans[-1].loops if not loop.why} == {every}
     for ours, plain in zip(made, plainly(name), strict=True):
         if name in ROUNDED:
             np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
@@ -168,7 +168,7 @@ def test_who_plans_loops(options):
 @pytest.mark.parametrize("options", [{"checkpoints": "speed"}, {"max_overhead": 0.05}])
 def test_who_leaves_loops_alone(options):
     _, _, plan = run(gradients, 64, **options)
-    assert plan is None or not plan.loops
+    assert plan is None or not any(loop.every for loop in plan.loops)
 
 
 def test_a_plan_of_loops_is_saved_and_applied(tmp_path):

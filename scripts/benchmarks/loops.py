@@ -1,0 +1,63 @@
+"""Networks written as a loop: measured peaks and times, and how the peak grows with the rounds.
+
+Beside ours stand the plain step and `tf.recompute_grad` around the body of the loop. Sessions have
+default options. On 2 cores it takes about 20 minutes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import gradients
+from scripts.benchmarks.common import Section, Step, in_session, measure_ways
+from test_models.loops import LoopLSTM, LoopResNet, NeuralODE
+from test_models.model import Model
+
+#: label: the model, and the batch.
+NETWORKS: dict[str, tuple[Callable[..., Model], int]] = {
+    "LSTM, 2 × 512 cells, 512 steps, batch 32": (LoopLSTM, 32),
+    "LSTM, 256 cells, 1,000 steps, batch 32": (
+        functools.partial(LoopLSTM, steps=1000, width=256, layers=1),
+        32,
+    ),
+    "neural ODE, 1,000 steps, batch 64": (NeuralODE, 64),
+    "ResNet of 200 equal blocks, batch 16": (LoopResNet, 16),
+}
+
+WAYS: dict[str, tuple[Callable[..., list], dict[str, Any]]] = {
+    "tf.gradients": (tf.gradients, {}),
+    "tf.recompute_grad": (tf.gradients, {"around": tf.recompute_grad}),
+    "memory": (functools.partial(gradients, checkpoints="memory"), {}),
+    "0.3": (functools.partial(gradients, memory_budget=0.3), {}),
+}
+
+#: The rounds of an LSTM of 64 cells, for the figure.
+ROUNDS = {f"{rounds}": rounds for rounds in (64, 128, 256, 512, 1024, 2048, 4096)}
+
+
+def network(label: str) -> dict[str, Any]:
+    make, batch = NETWORKS[label]
+
+    def build(way: str) -> Step:
+        differentiate, options = WAYS[way]
+        return in_session(functools.partial(make, **options), batch, differentiate)
+
+    return measure_ways({way: functools.partial(build, way) for way in WAYS})
+
+
+def rounds(label: str) -> dict[str, int]:
+    """The peak, in bytes, of an LSTM over so many steps."""
+    make = functools.partial(LoopLSTM, steps=ROUNDS[label], width=64, layers=1)
+    return {
+        way: in_session(make, 32, WAYS[way][0]).peak_bytes for way in ("tf.gradients", "memory")
+    }
+
+
+SECTIONS = {
+    "networks": Section(NETWORKS, network),
+    "rounds": Section(ROUNDS, rounds),
+}
