@@ -68,7 +68,9 @@ def trained(name, every):
         x[:, -3:] = 0
         made = model.compute_output_shape(x.shape)
         losses.append(model.train_on_batch(x, random.randn(*made).astype("f")))
-    return [np.ravel(losses), *(w.numpy() for w in model.weights)], get_plans(model)
+    return [np.ravel(losses), *(w.numpy() for w in model.weights)], get_plans(
+        model
+    ) if every else []
 
 
 @functools.cache
