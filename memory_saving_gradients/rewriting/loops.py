@@ -25,21 +25,31 @@ from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.functions import ROUNDS
 from memory_saving_gradients.graph.loops import LoopPair, Start
-from memory_saving_gradients.graph.transplant import stand_in, transplanted
+from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.rewriting.loop_functions import (
+    PARALLEL,
+    Groups,
+    condition_for,
+    empty_list,
+    function,
+    item,
+    loop,
+    loop_variable,
+    new_graph,
+    pop,
+    push,
+    round_function,
+    same_loop,
+    split,
+    while_op,
+)
 from memory_saving_gradients.rewriting.rewrite import behind_gates
 
-#: Loop variables by what they are; a loop has them in the order of the groups.
-Groups: TypeAlias = dict[str, list[tf.Tensor]]
 #: Rewrites the step in a round of a gradient.
 Inside: TypeAlias = Callable[[BackwardPass], object]
 
-# With more, the executor runs rounds ahead, whose memory adds up.
-_PARALLEL = 1
-_LIKE_THE_LOOP = ("_lower_using_switch_merge", "_xla_propagate_compile_time_consts")
 _SUMS = frozenset({"Add", "AddV2", "AddN", "Mul"})
-
-_made = itertools.count(1)
 
 
 def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
@@ -53,21 +63,21 @@ def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
     start = pair.to_begin
     pushed = [*(pair.body.inputs[i] for i in start.states), *start.once]
     with apart(pair.forward.graph, "recompute"):
-        lists = [_empty_list(t, most) for t in pushed]
+        lists = [empty_list(t, most) for t in pushed]
         like: Groups = {"own": pair.body.inputs, "lists": lists}
 
         def forward(given: Groups) -> Groups:
             kept, new = _round(pair, given["own"], pushed)
-            return {"own": kept, "lists": [*map(_push, given["lists"], new)]}
+            return {"own": kept, "lists": [*map(push, given["lists"], new)]}
 
-        body = _round_function(pair.body.name, like, forward)
-        condition = _handing_on(pair.condition, like)
+        body = round_function(pair.body.name, like, forward)
+        condition = condition_for(pair.condition, like)
         lists = _change(pair.forward, condition, body, lists)
         outside = _at_hand(pair, start)
         like = {"lists": lists, **outside}
 
         body = _round_of_gradient(pair, like, pushed, inside)
-        condition = _handing_on(pair.gradient_condition, {"own": pair.gradient.inputs, **like})
+        condition = condition_for(pair.gradient_condition, {"own": pair.gradient.inputs, **like})
         return _new_gradient(pair, condition, body, like)
 
 
@@ -104,8 +114,8 @@ def _forward_in_segments(
     length = None if most is None else -(-most // int(tf.get_static_value(every)))
     begin: Groups = {
         "counts": [tf.constant(0), every],
-        "once": [_empty_list(t, most) for t in start.once],
-        "states": [_empty_list(t, length) for t in states],
+        "once": [empty_list(t, most) for t in start.once],
+        "states": [empty_list(t, length) for t in states],
     }
     like = {"own": pair.body.inputs, **begin}
     count = len(pair.body.inputs)
@@ -129,7 +139,7 @@ def _forward_in_segments(
             return {
                 "place": [place + 1, every],
                 "own": [kept[i] for i in stay],
-                "once": [*map(_push, given["once"], once)],
+                "once": [*map(push, given["once"], once)],
             }
 
         def goes_on(given: Groups) -> tf.Tensor:
@@ -140,20 +150,20 @@ def _forward_in_segments(
             (more,) = transplanted(pair.condition, pair.condition.outputs, own)
             return tf.logical_and(place < every, more)
 
-        made = _loop("segment", within, like, goes_on, one_round, pair.forward, rounds)
+        made = loop("segment", within, like, goes_on, one_round, pair.forward, rounds)
         after = dict(zip(stay, made["own"], strict=True))
         unchanged = {i for i in stay if _is_invariant(pair, i)}
         return {
             "own": [t if i in unchanged else after.get(i, t) for i, t in enumerate(own)],
             "counts": [done + 1, every],
             "once": made["once"],
-            "states": [*map(_push, given["states"], kept)],
+            "states": [*map(push, given["states"], kept)],
         }
 
-    body = _round_function(pair.body.name, like, forward)
-    condition = _handing_on(pair.condition, like)
+    body = round_function(pair.body.name, like, forward)
+    condition = condition_for(pair.condition, like)
     made = _change(pair.forward, condition, body, [*itertools.chain(*begin.values())])
-    saved = _split(made, begin)
+    saved = split(made, begin)
     counts = {"counts": saved.pop("counts")}
     return saved, counts
 
@@ -179,13 +189,13 @@ def _backward_in_segments(
         before = (segments - 1 - done) * every  # so many rounds
         rounds = tf.cast(given["own"][2], tf.int32)
         rounds = tf.where(tf.equal(done, 0), rounds - before, every)
-        popped = [*map(_pop, given["states"], states)]
+        popped = [*map(pop, given["states"], states)]
         full = _segment_again(pair, given, [t for _, t in popped], before, rounds, length, expected)
         own = list(given["own"])
         own[0] = tf.zeros_like(own[0])
         own[2] = tf.cast(rounds, own[2].dtype)
         own = [full[refilled[i]] if i in refilled else _given(t) for i, t in enumerate(own)]
-        made = _same_loop("segment_grad", own, pair.backward, expected)
+        made = same_loop("segment_grad", own, pair.backward, expected)
         unchanged = {
             i
             for i, (t, after) in enumerate(
@@ -199,8 +209,8 @@ def _backward_in_segments(
             "states": [left for left, _ in popped],
         }
 
-    body = _round_function(pair.gradient.name, like, backward)
-    condition = _function(
+    body = round_function(pair.gradient.name, like, backward)
+    condition = function(
         pair.gradient_condition.name,
         like,
         lambda given: [given["counts"][2] < given["counts"][0]],
@@ -221,7 +231,7 @@ def _segment_again(
     start = pair.to_go_on
     lists = []
     for i in pair.again:
-        lists.append(_empty_list(pair.elements[i], length))
+        lists.append(empty_list(pair.elements[i], length))
         tf_private.copy_handle_data(pair.forward.inputs[i], lists[-1])
     within: Groups = {
         "place": [tf.constant(0), rounds, before],
@@ -234,8 +244,7 @@ def _segment_again(
     def one_round(given: Groups) -> Groups:
         place, rounds, before = given["place"]
         once = [
-            _item(t, before + place, like)
-            for t, like in zip(given["once"], start.once, strict=True)
+            item(t, before + place, like) for t, like in zip(given["once"], start.once, strict=True)
         ]
         known = _known(pair, start, given, [*given["states"], *once])
         wanted = [
@@ -247,13 +256,13 @@ def _segment_again(
         return {
             "place": [place + 1, rounds, before],
             "states": made[:new],
-            "lists": [*map(_push, given["lists"], made[new:])],
+            "lists": [*map(push, given["lists"], made[new:])],
         }
 
     def goes_on(given: Groups) -> tf.Tensor:
         return given["place"][0] < given["place"][1]
 
-    made = _loop("again", within, like, goes_on, one_round, pair.forward, expected)
+    made = loop("again", within, like, goes_on, one_round, pair.forward, expected)
     return dict(zip(pair.again, made["lists"], strict=True))
 
 
@@ -367,21 +376,6 @@ def _given(tensor: tf.Tensor) -> tf.Tensor:
     return tensor if tensor.dtype == tf.resource else tf.identity(tensor, "gradients/given")
 
 
-def _function(name: str, like: Groups, make: Callable[[Groups], Sequence[tf.Tensor]]) -> Any:
-    """A function of loop variables."""
-    body = _new_graph(name)
-    with body.as_default():
-        given = {group: [_stand_in(t, group) for t in those] for group, those in like.items()}
-        body.outputs = [*make(given)]
-        body.inputs = [*itertools.chain(*given.values())]
-    return body
-
-
-def _round_function(name: str, like: Groups, make: Callable[[Groups], Groups]) -> Any:
-    """The function of a round, which hands on the groups that `make` leaves out."""
-    return _function(name, like, lambda given: [*itertools.chain(*(given | make(given)).values())])
-
-
 def _round_of_gradient(
     pair: LoopPair, more: Groups, pushed: Sequence[tf.Tensor], inside: Inside
 ) -> Any:
@@ -393,14 +387,14 @@ def _round_of_gradient(
         pushed: the tensors of the body that the loop pushes.
         inside: plans and rewrites the step in the function.
     """
-    body = _new_graph(pair.gradient.name)
+    body = new_graph(pair.gradient.name)
     with body.as_default():
-        given = {group: [_stand_in(t, group) for t in those] for group, those in more.items()}
-        popped = [*map(_pop, given["lists"], pushed)]
+        given = {group: [loop_variable(t, group) for t in those] for group, those in more.items()}
+        popped = [*map(pop, given["lists"], pushed)]
         known = _known(pair, pair.to_begin, given, [t for _, t in popped])
         values = _again(pair, [pair.elements[i] for i in pair.again], known)
         first_new = len(body.get_operations())
-        own = [_stand_in(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
+        own = [loop_variable(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
         made = _gradient(pair, own, dict(zip(pair.again, values, strict=True)))
         given = {"own": own, **given}
         body.inputs = [*itertools.chain(*given.values())]
@@ -411,26 +405,6 @@ def _round_of_gradient(
             inside(BackwardPass.since(first_new, results[0], results))
             body.outputs = [*map(behind_gates, body.outputs)]
     return body
-
-
-def _new_graph(name: str) -> Any:
-    return tf_private.new_function_graph(f"{name}_recomputing_{next(_made)}")
-
-
-def _stand_in(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    made = stand_in(tensor, name)
-    tf_private.copy_handle_data(tensor, made)
-    return made
-
-
-def _handing_on(condition: Any, like: Groups) -> Any:
-    """The condition of a loop for more loop variables, which come after its own."""
-
-    def make(given: Groups) -> list[tf.Tensor]:
-        known = {t.name: now for t, now in zip(condition.inputs, given["own"], strict=True)}
-        return transplanted(condition, condition.outputs, known)
-
-    return _function(condition.name, like, make)
 
 
 def _change(
@@ -444,7 +418,7 @@ def _change(
     tf_private.can_be_undone(
         functools.partial(_change_back, op, condition_before, body_before, parallel)
     )
-    return tf_private.change_loop(op, condition, body, more, _PARALLEL)
+    return tf_private.change_loop(op, condition, body, more, PARALLEL)
 
 
 def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> None:
@@ -457,7 +431,7 @@ def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> 
         return {"own": transplanted(body, body.outputs, known, also=body.control_outputs)}
 
     with apart(op.graph):
-        now = _handing_on(condition, like), _round_function(body.name, like, make)
+        now = condition_for(condition, like), round_function(body.name, like, make)
         tf_private.change_loop(op, *now, [], parallel)
 
 
@@ -468,128 +442,8 @@ def _new_gradient(pair: LoopPair, condition: Any, body: Any, more: Groups) -> tf
     names = [tf_private.function_of(function, old.graph) for function in (condition, body)]
     shapes = [*map(tf.TensorShape, old.get_attr("output_shapes")), *(t.shape for t in flat)]
     with old.graph.name_scope(None), old.graph.device(old.device):
-        made = _while(f"{old.name}/recomputing", [*old.inputs, *flat], names, shapes, False, old)
+        made = while_op(f"{old.name}/recomputing", [*old.inputs, *flat], names, shapes, False, old)
     tf_private.add_control_inputs(made[0].op, old.control_inputs)
     for before, after in zip(old.outputs, made, strict=False):
         tf_private.reroute(before, after)
     return made[0].op
-
-
-def _loop(
-    name: str,
-    begin: Groups,
-    like: Groups,
-    goes_on: Callable[[Groups], tf.Tensor],
-    one_round: Callable[[Groups], Groups],
-    of: tf.Operation,
-    rounds: int,
-) -> Groups:
-    """A loop in the default graph, with the attributes of another one; its results."""
-    condition = _function(f"{name}_cond", like, lambda given: [goes_on(given)])
-    body = _round_function(name, like, one_round)
-    graph = tf.compat.v1.get_default_graph()
-    names = [tf_private.function_of(function, graph) for function in (condition, body)]
-    stateful = any(
-        op.op_def.is_stateful for op in body.get_operations() if op.type != "Placeholder"
-    )
-    flat = [*itertools.chain(*begin.values())]
-    shapes = [t.shape for t in itertools.chain(*like.values())]
-    made = _while(name, flat, names, shapes, stateful, of)
-    tf_private.set_number(made[0].op, ROUNDS, rounds)
-    return _split(made, begin)
-
-
-def _same_loop(
-    name: str, begin: Sequence[tf.Tensor], of: tf.Operation, rounds: int
-) -> list[tf.Tensor]:
-    """A loop of the same functions in the default graph; its results."""
-    names = [of.get_attr(attribute).name for attribute in ("cond", "body")]
-    tf_private.share_functions(of.graph, tf.compat.v1.get_default_graph())
-    shapes = [tf.TensorShape(shape) for shape in of.get_attr("output_shapes")]
-    made = _while(name, begin, names, shapes, False, of)
-    tf_private.set_number(made[0].op, ROUNDS, rounds)
-    return made
-
-
-def _while(
-    name: str,
-    begin: Sequence[tf.Tensor],
-    functions: Sequence[str],
-    shapes: Sequence[tf.TensorShape],
-    stateful: bool,
-    of: tf.Operation,
-) -> list[tf.Tensor]:
-    condition, body = functions
-    made = (tf.raw_ops.While if stateful else tf.raw_ops.StatelessWhile)(
-        input=list(begin),
-        cond=condition,
-        body=body,
-        output_shapes=list(shapes),
-        parallel_iterations=_PARALLEL,
-        name=name,
-    )
-    tf_private.copy_attributes(of, made[0].op, _LIKE_THE_LOOP)
-    for source, tensor in zip(begin, made, strict=True):
-        tf_private.copy_handle_data(source, tensor)
-    return list(made)
-
-
-def _split(flat: Sequence[tf.Tensor], like: Groups) -> Groups:
-    """Loop variables by group again."""
-    waiting = iter(flat)
-    return {group: [next(waiting) for _ in tensors] for group, tensors in like.items()}
-
-
-def _empty_list(like: tf.Tensor, most: int | None) -> tf.Tensor:
-    """A list of tensors like one of a function, with room for `most`."""
-    return tf.raw_ops.EmptyTensorList(
-        element_shape=_shape(like),
-        max_num_elements=tf.constant(-1 if most is None else most),
-        element_dtype=like.dtype,
-    )
-
-
-def _push(list_: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.TensorListPushBack(input_handle=list_, tensor=tensor)
-
-
-def _pop(list_: tf.Tensor, like: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What is left of a list, and what was its last element."""
-    left, tensor = tf.raw_ops.TensorListPopBack(
-        input_handle=list_,
-        element_shape=_shape(like),
-        element_dtype=like.dtype,
-        name=_name(like),
-    )
-    return left, _shaped(tensor, like)
-
-
-def _item(list_: tf.Tensor, index: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    tensor = tf.raw_ops.TensorListGetItem(
-        input_handle=list_,
-        index=index,
-        element_shape=_shape(like),
-        element_dtype=like.dtype,
-        name=_name(like),
-    )
-    return _shaped(tensor, like)
-
-
-def _shape(like: tf.Tensor) -> tf.Tensor:
-    known = -1 if like.shape.rank is None else [-1 if d is None else d for d in like.shape]
-    return tf.constant(known, tf.int32)
-
-
-def _name(like: tf.Tensor) -> str:
-    """Beside copies of ops of a function, what stands for a tensor of it has a name like it.
-
-    Grappler sorts the terms of a sum by name.
-    """
-    return f"inlined/{like.op.name}"
-
-
-def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    if like.dtype not in kinds.HANDLES and like.dtype != tf.variant:
-        tensor = tf.ensure_shape(tensor, like.shape, name=_name(like))
-    tf_private.copy_handle_data(like, tensor)
-    return tensor

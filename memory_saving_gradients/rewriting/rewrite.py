@@ -72,9 +72,9 @@ def rewrite(
     """
     with tf_private.all_or_nothing():
         before, nodes = _edit(reading, schedule)
-        graph = reading.operations[0].graph
+        graph = reading.step.graph
         order.check_acyclic(graph, reading.step.runtime.merged(graph))
-    rerouted = _rerouted.setdefault(reading.operations[0].graph, {})
+    rerouted = _rerouted.setdefault(graph, {})
     for place, tensor in {**before, **(moved or {})}.items():
         if place not in rerouted:
             rerouted[place] = tensor

@@ -119,7 +119,9 @@ def timed(steps: dict[str, Callable[[], Any]], plain: str) -> dict[str, dict]:
     found = {}
     for way, seconds in times.items():
         ratios = [ours / theirs for ours, theirs in zip(seconds, times[plain], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4) if ROUNDS > 1 else 3 * ratios
+        low, middle, high = (
+            statistics.quantiles(ratios, n=4, method="inclusive") if ROUNDS > 1 else 3 * ratios
+        )
         found[way] = {
             "seconds": statistics.median(seconds),
             "time_ratio": middle,

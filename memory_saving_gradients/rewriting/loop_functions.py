@@ -1,0 +1,183 @@
+"""Loops of the graph, made of functions of loop variables, and lists of tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from memory_saving_gradients.graph import kinds, tf_private
+from memory_saving_gradients.graph.functions import ROUNDS
+from memory_saving_gradients.graph.transplant import stand_in, transplanted
+
+#: Loop variables by what they are; a loop has them in the order of the groups.
+Groups: TypeAlias = dict[str, list[tf.Tensor]]
+
+# With more, the executor runs rounds ahead, whose memory adds up.
+PARALLEL = 1
+_LIKE_THE_LOOP = ("_lower_using_switch_merge", "_xla_propagate_compile_time_consts")
+
+_made = itertools.count(1)
+
+
+def function(name: str, like: Groups, make: Callable[[Groups], Sequence[tf.Tensor]]) -> Any:
+    """A function of loop variables."""
+    body = new_graph(name)
+    with body.as_default():
+        given = {group: [loop_variable(t, group) for t in those] for group, those in like.items()}
+        body.outputs = [*make(given)]
+        body.inputs = [*itertools.chain(*given.values())]
+    return body
+
+
+def round_function(name: str, like: Groups, make: Callable[[Groups], Groups]) -> Any:
+    """The function of a round, which hands on the groups that `make` leaves out."""
+    return function(name, like, lambda given: [*itertools.chain(*(given | make(given)).values())])
+
+
+def new_graph(name: str) -> Any:
+    """The graph of a function that is not there yet."""
+    return tf_private.new_function_graph(f"{name}_recomputing_{next(_made)}")
+
+
+def loop_variable(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """A placeholder like a tensor, which tells what it holds if that is a list."""
+    made = stand_in(tensor, name)
+    tf_private.copy_handle_data(tensor, made)
+    return made
+
+
+def condition_for(condition: Any, like: Groups) -> Any:
+    """The condition of a loop for more loop variables, which come after its own."""
+
+    def make(given: Groups) -> list[tf.Tensor]:
+        known = {t.name: now for t, now in zip(condition.inputs, given["own"], strict=True)}
+        return transplanted(condition, condition.outputs, known)
+
+    return function(condition.name, like, make)
+
+
+def loop(
+    name: str,
+    begin: Groups,
+    like: Groups,
+    goes_on: Callable[[Groups], tf.Tensor],
+    one_round: Callable[[Groups], Groups],
+    of: tf.Operation,
+    rounds: int,
+) -> Groups:
+    """A loop in the default graph, with the attributes of another one; its results."""
+    condition = function(f"{name}_cond", like, lambda given: [goes_on(given)])
+    body = round_function(name, like, one_round)
+    graph = tf.compat.v1.get_default_graph()
+    names = [tf_private.function_of(one, graph) for one in (condition, body)]
+    stateful = any(
+        op.op_def.is_stateful for op in body.get_operations() if op.type != "Placeholder"
+    )
+    flat = [*itertools.chain(*begin.values())]
+    shapes = [t.shape for t in itertools.chain(*like.values())]
+    made = while_op(name, flat, names, shapes, stateful, of)
+    tf_private.set_number(made[0].op, ROUNDS, rounds)
+    return split(made, begin)
+
+
+def same_loop(
+    name: str, begin: Sequence[tf.Tensor], of: tf.Operation, rounds: int
+) -> list[tf.Tensor]:
+    """A loop of the same functions in the default graph; its results."""
+    names = [of.get_attr(attribute).name for attribute in ("cond", "body")]
+    tf_private.share_functions(of.graph, tf.compat.v1.get_default_graph())
+    shapes = [tf.TensorShape(shape) for shape in of.get_attr("output_shapes")]
+    made = while_op(name, begin, names, shapes, False, of)
+    tf_private.set_number(made[0].op, ROUNDS, rounds)
+    return made
+
+
+def while_op(
+    name: str,
+    begin: Sequence[tf.Tensor],
+    functions: Sequence[str],
+    shapes: Sequence[tf.TensorShape],
+    stateful: bool,
+    of: tf.Operation,
+) -> list[tf.Tensor]:
+    """A loop of functions by name, with the attributes of another one; its results."""
+    condition, body = functions
+    made = (tf.raw_ops.While if stateful else tf.raw_ops.StatelessWhile)(
+        input=list(begin),
+        cond=condition,
+        body=body,
+        output_shapes=list(shapes),
+        parallel_iterations=PARALLEL,
+        name=name,
+    )
+    tf_private.copy_attributes(of, made[0].op, _LIKE_THE_LOOP)
+    for source, tensor in zip(begin, made, strict=True):
+        tf_private.copy_handle_data(source, tensor)
+    return list(made)
+
+
+def split(flat: Sequence[tf.Tensor], like: Groups) -> Groups:
+    """Loop variables by group again."""
+    waiting = iter(flat)
+    return {group: [next(waiting) for _ in tensors] for group, tensors in like.items()}
+
+
+def empty_list(like: tf.Tensor, most: int | None) -> tf.Tensor:
+    """A list of tensors like one of a function, with room for `most`."""
+    return tf.raw_ops.EmptyTensorList(
+        element_shape=_shape(like),
+        max_num_elements=tf.constant(-1 if most is None else most),
+        element_dtype=like.dtype,
+    )
+
+
+def push(list_: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """A list with one element more."""
+    return tf.raw_ops.TensorListPushBack(input_handle=list_, tensor=tensor)
+
+
+def pop(list_: tf.Tensor, like: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """What is left of a list, and what was its last element."""
+    left, tensor = tf.raw_ops.TensorListPopBack(
+        input_handle=list_,
+        element_shape=_shape(like),
+        element_dtype=like.dtype,
+        name=_name(like),
+    )
+    return left, _shaped(tensor, like)
+
+
+def item(list_: tf.Tensor, index: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """One element of a list, which stays as it is."""
+    tensor = tf.raw_ops.TensorListGetItem(
+        input_handle=list_,
+        index=index,
+        element_shape=_shape(like),
+        element_dtype=like.dtype,
+        name=_name(like),
+    )
+    return _shaped(tensor, like)
+
+
+def _shape(like: tf.Tensor) -> tf.Tensor:
+    known = -1 if like.shape.rank is None else [-1 if d is None else d for d in like.shape]
+    return tf.constant(known, tf.int32)
+
+
+def _name(like: tf.Tensor) -> str:
+    """Beside copies of ops of a function, what stands for a tensor of it has a name like it.
+
+    Grappler sorts the terms of a sum by name.
+    """
+    return f"inlined/{like.op.name}"
+
+
+def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """A tensor whose shape Grappler knows as well: it fuses ops by that."""
+    if like.dtype not in kinds.HANDLES and like.dtype != tf.variant:
+        tensor = tf.ensure_shape(tensor, like.shape, name=_name(like))
+    tf_private.copy_handle_data(like, tensor)
+    return tensor
