@@ -16,7 +16,6 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, kinds, tf_private
 from memory_saving_gradients.graph.shapes import Shapes
 
-_LOOPS = frozenset({"While", "StatelessWhile"})
 _MAKE_LISTS = frozenset({"TensorListFromTensor", "TensorListSplit", "TensorListScatterV2"})
 _ADD_TO_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # which input is the element
 _LIKE_LISTS = frozenset({"TensorListPopBack", "TensorListResize", "Identity", "ZerosLike"})
@@ -29,7 +28,7 @@ _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
 
 def passed_on(op: tf.Operation, output: int) -> int | None:
     """The input that a loop hands on as an output, unchanged; None for what a round makes."""
-    found = calls.bodies(op) if op.type in _LOOPS else []
+    found = calls.bodies(op) if op.type in calls.LOOPS else []
     if not found:
         return None
     (body,) = found
@@ -54,7 +53,7 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
         return _bytes(op.inputs[0], shapes) + _bytes(added, shapes)
     if op.type in _LIKE_LISTS:
         return _bytes(op.inputs[0], shapes)
-    if op.type in _LOOPS and calls.bodies(op):
+    if op.type in calls.LOOPS and calls.bodies(op):
         if (handed_on := passed_on(op, tensor.value_index)) is not None:
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = calls.bodies(op)
@@ -113,7 +112,7 @@ def rounds(op: tf.Operation, shapes: Shapes) -> int:
     Returns:
         The rounds; a nominal number where the graph does not tell it; 1 for what is no loop.
     """
-    if op.type not in _LOOPS:
+    if op.type not in calls.LOOPS:
         return 1
     if kinds.is_gate(op):
         return 0

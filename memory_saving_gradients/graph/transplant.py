@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph import calls, tf_private
+
+_copies = itertools.count()
 
 
 def stand_in(tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -74,12 +78,16 @@ def transplanted(
     graph_def = tf.compat.v1.GraphDef(
         node=[found[name] for name in created], versions=function.graph_def_versions
     )
-    tf_private.share_functions(function, tf.compat.v1.get_default_graph())
+    graph = tf.compat.v1.get_default_graph()
+    tf_private.share_functions(function, graph)
+    _call_copies(graph_def.node, function, graph)
     names = [t.name for t in wanted if t.name not in known]
     given = {f"known/{name}": tensor for name, tensor in used.items()}
     made = tf.graph_util.import_graph_def(graph_def, given, [*names, *created], name="inlined")
     tensors_made = {**known, **dict(zip(names, made, strict=False))}
     ops = dict(zip(created, made[len(names) :], strict=True))
+    for name, op in ops.items():
+        tf_private.share_gradient(function.get_operation_by_name(name), op)
     for name, other in controls:
         stands_for = [known[t.name].op for t in other.outputs if t.name in known]
         if other.name in ops and not stands_for:
@@ -91,3 +99,19 @@ def transplanted(
 
 def _tensor(text: str) -> str:
     return text if ":" in text else f"{text}:0"
+
+
+def _call_copies(nodes: Iterable[tf.compat.v1.NodeDef], within: tf.Graph, graph: tf.Graph) -> None:
+    """Has loops and branches that are copied from one graph to another call functions of their own.
+
+    To differentiate one, TensorFlow makes it another that hands on more, and names the functions of
+    that after those of the first: of two copies that share theirs, it would make two of one name.
+    """
+    inside = functools.partial(_call_copies, within=within, graph=graph)
+    for node in nodes:
+        if node.op in calls.LOOPS or node.op in calls.BRANCHES:
+            for value in node.attr.values():
+                one = value.WhichOneof("value") == "func"
+                for called in [value.func] if one else value.list.func:
+                    new = f"{called.name}_copy_{next(_copies)}"
+                    called.name = tf_private.copy_function(called.name, within, new, graph, inside)
