@@ -308,10 +308,8 @@ def copy_function(
     definition.signature.name = new
     eager = context.context()
     eager.add_function_def(definition)
-    kept = function.graph  # or one would be made that does not know what it calls
-    graph._add_function(
-        atomic_function.AtomicFunction(new, eager, function.function_type, cached_graph=kept)
-    )
+    known = [*graph._functions.values()]  # among them what it calls
+    graph._add_function(atomic_function.AtomicFunction(new, eager, function.function_type, known))
     return new
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
@@ -29,6 +30,7 @@ def transplanted(
     *,
     also: Iterable[tf.Operation] = (),
     waiting_for_others: bool = True,
+    before: Mapping[str, tf.compat.v1.NodeDef] = types.MappingProxyType({}),
 ) -> list[tf.Tensor]:
     """Copies what makes `wanted` from a function into the default graph.
 
@@ -39,6 +41,7 @@ def transplanted(
         also: ops to copy as well, with what they need.
         waiting_for_others: whether what a copied op waits for by a control edge is copied, too;
             else it waits for that only if it is copied anyway.
+        before: by name, ops to copy as they were before the function was edited.
 
     Returns:
         What stands for the tensors wanted.
@@ -57,10 +60,11 @@ def transplanted(
         op = function.get_operation_by_name(name)
         if op.type == "Placeholder":
             raise MissingInput(name)
-        node = op.node_def
+        node = tf.compat.v1.NodeDef()
+        node.CopyFrom(before.get(name) or op.node_def)
         node.attr.pop("_class", None)
         tensors = [_tensor(text) for text in node.input if not text.startswith("^")]
-        before = [
+        waits_for = [
             function.get_operation_by_name(text[1:]) for text in node.input if text.startswith("^")
         ]
         used |= {t: known[t] for t in tensors if t in known}
@@ -68,12 +72,12 @@ def transplanted(
         found[name] = node
         waiting.extend(t.rpartition(":")[0] for t in tensors if t not in known)
         if waiting_for_others:
-            before = [other for other in before if other.type != "Placeholder"]
-            stood_for = (any(t.name in known for t in other.outputs) for other in before)
+            waits_for = [other for other in waits_for if other.type != "Placeholder"]
+            stood_for = (any(t.name in known for t in other.outputs) for other in waits_for)
             waiting.extend(
-                o.name for o, known_ in zip(before, stood_for, strict=True) if not known_
+                o.name for o, known_ in zip(waits_for, stood_for, strict=True) if not known_
             )
-        controls.extend((name, other) for other in before)
+        controls.extend((name, other) for other in waits_for)
     created = [op.name for op in function.get_operations() if op.name in found]
     graph_def = tf.compat.v1.GraphDef(
         node=[found[name] for name in created], versions=function.graph_def_versions
