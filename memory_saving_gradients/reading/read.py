@@ -136,7 +136,7 @@ def read(
     costs = _costs(walk, ops, tensors, cost_model)
     conditional = restrictions.conditional(ordered)
     forward = [op for op in ordered if op not in walk.backward]
-    pinned = restrictions.pinned(forward, conditional, walk.buffers, step)
+    pinned = restrictions.pinned(forward, conditional, walk.buffers, step) | walk.from_the_start
     problem = _problem(walk, ops, pinned, inputs_of, tensor_of, tensors, costs)
     problem, ops, growth = _in_backward_order(walk, problem, ops, costs.growth)
     execution = _Execution(walk, executed, ordered, problem, ops, costs.seconds)
@@ -147,7 +147,7 @@ def read(
     new = frozenset(op.name for op in walk.operations if op in step.new)
     apart = {
         *conditional,
-        *restrictions.foldable(ordered, walk.backward),
+        *walk.foldable,
         *order.of_new_variables(step.graph),
     }
     return Reading(
@@ -185,6 +185,8 @@ class _Walk:
         shapes: the shapes of their tensors.
         buffers: which tensors own memory.
         early: the products that run without their first operand, each with its reader.
+        foldable: those that Grappler may fold into constants.
+        from_the_start: those that differentiation made and that run when the step begins.
     """
 
     step: BackwardPass
@@ -196,6 +198,8 @@ class _Walk:
     shapes: Shapes
     buffers: Buffers
     early: dict[tf.Operation, tf.Operation]
+    foldable: set[tf.Operation]
+    from_the_start: set[tf.Operation]
 
 
 def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
@@ -208,11 +212,16 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(graph, operations, step)
     shapes = Shapes(operations, sizes)
+    foldable = restrictions.foldable(operations, backward)
+    first = restrictions.from_the_start(foldable, backward, shapes)
+    backward -= first
     idle = _idle(operations, step)
     counted = [op for op in operations if op not in idle]
     buffers = Buffers(counted, shapes, step.runtime, step.to_end)
     early = step.runtime.runs_early(graph, backward)
-    return _Walk(step, created, graph, operations, backward, idle, shapes, buffers, early)
+    return _Walk(
+        step, created, graph, operations, backward, idle, shapes, buffers, early, foldable, first
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +298,9 @@ def _in_backward_order(
     """All three with the backward pass in an order that keeps little alive."""
     waits = _waits(walk.graph, walk.operations, ops)
     first = problem.forward_count
+    at_once = [i for i in range(first) if ops[i] in walk.from_the_start]
+    for i in range(first):  # no other order has them later
+        waits[i].update(before for before in at_once if before < i)
     sequence, late = backward_order(
         problem, [{i for i in before if i >= first} for before in waits]
     )
@@ -343,7 +355,7 @@ class _Execution:
 
 
 def _has_several_losses(walk: _Walk) -> bool:
-    return sum(tf_private.is_seed(op) for op in walk.backward if op in walk.step.new) != 1
+    return sum(tf_private.is_seed(op) for op in walk.operations if op in walk.step.new) != 1
 
 
 def _as_run(walk: _Walk) -> tuple[nx.DiGraph, dict[tf.Operation, list[tf.Tensor]]]:
