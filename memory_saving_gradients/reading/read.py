@@ -22,6 +22,7 @@ from memory_saving_gradients.reading import restrictions, step_order
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.bodies import of_calls
 from memory_saving_gradients.reading.buffers import Buffers
+from memory_saving_gradients.reading.execution import Execution
 from memory_saving_gradients.reading.measured_costs import measure_ops
 from memory_saving_gradients.reading.roles import Roles, roles_of
 from memory_saving_gradients.reading.tensors import makes, numbered, numbers, reads, touches
@@ -139,7 +140,7 @@ def read(
     pinned = restrictions.pinned(forward, conditional, walk.buffers, step) | walk.from_the_start
     problem = _problem(walk, ops, pinned, inputs_of, tensor_of, tensors, costs)
     problem, ops, growth = _in_backward_order(walk, problem, ops, costs.growth)
-    execution = _Execution(walk, executed, ordered, problem, ops, costs.seconds)
+    execution = Execution(step.runtime, executed, ordered, problem, ops, costs.seconds)
     problem = execution.problem()
     # A single loss has a single order; several may be taken one by one.
     alternative = execution.problem(early_last=True) if _has_several_losses(walk) else problem
@@ -213,7 +214,8 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
     backward = _backward(graph, operations, step)
     shapes = Shapes(operations, sizes)
     foldable = restrictions.foldable(operations, backward)
-    first = restrictions.from_the_start(foldable, backward, shapes)
+    executed = step.runtime.obeys_control_edges
+    first = restrictions.from_the_start(foldable, backward, shapes) if executed else set()
     backward -= first
     idle = _idle(operations, step)
     counted = [op for op in operations if op not in idle]
@@ -309,49 +311,6 @@ def _in_backward_order(
     sequence = [*range(first), *sequence]
     growth = _reordered(growth, len(problem.tensors), sequence)
     return problem.reordered(sequence, late), [ops[i] for i in sequence], growth
-
-
-class _Execution:
-    """The order in which the plain step is executed.
-
-    Args:
-        walk: the step.
-        executed: who waits for whom in the plain step.
-        ordered: the ops in the order that schedules are made of.
-        problem: the problem.
-        ops: the op of each op of the problem.
-        seconds: what ops take, by name.
-    """
-
-    def __init__(
-        self,
-        walk: _Walk,
-        executed: nx.DiGraph,
-        ordered: Sequence[tf.Operation],
-        problem: Problem,
-        ops: Sequence[tf.Operation],
-        seconds: Mapping[str, float],
-    ) -> None:
-        place = {op: i for i, op in enumerate(ordered)}
-        self._runtime, self._executed = walk.step.runtime, executed
-        self._problem, self._seconds = problem, seconds
-        self._index_of = {op: i for i, op in enumerate(ops)}
-        self._sorted = list(
-            nx.lexicographical_topological_sort(executed, key=lambda op: place.get(op, 0))
-        )
-
-    def problem(self, early_last: bool = False, threads: int | None = None) -> Problem:
-        """The problem, executed in this order; by default with all threads of the runtime."""
-        threads = threads or self._runtime.threads
-        events = self._runtime.order(
-            self._executed, self._sorted, self._seconds, early_last, threads
-        )
-        if events is None:
-            found = [event for i in range(len(self._index_of)) for event in (i, ~i)]
-        else:
-            numbered = ((self._index_of.get(op), begins) for op, begins in events)
-            found = [i if begins else ~i for i, begins in numbered if i is not None]
-        return dataclasses.replace(self._problem, as_executed=tuple(found))
 
 
 def _has_several_losses(walk: _Walk) -> bool:
