@@ -138,13 +138,14 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
 
     An op beside depends on a forward pass by data; on no backward pass, and none depends on it. Of
     several forward passes that it reads it belongs to the last. An op after depends on the backward
-    pass, or such an op needs it; where there are several backward passes, none is known. What an op
-    after reads of the ops beside is forward pass as well.
+    pass, or such an op needs it; where there are several backward passes, none is known. What the
+    tangents of gradients are made of beside them is forward pass as well.
     """
     operations = passes[0].graph.get_operations()
     needed = frozenset().union(*(one.needed for one in passes))
     made = frozenset().union(*(one.new for one in passes))
-    new = made - _made_for_others(made, needed, tf_private.returned(passes[0].graph))
+    tangents = _made_for_others(made, needed, tf_private.returned(passes[0].graph))
+    new = made - tangents
     passes = [dataclasses.replace(one, new=one.new & new) for one in passes]
     others = nx.DiGraph()
     for op in operations:
@@ -166,7 +167,7 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
         pairs = zip(passes, beside, strict=True)
         return [dataclasses.replace(one, beside=frozenset(ops)) for one, ops in pairs]
     leads = _reached(elsewhere, others.predecessors)
-    return [_with(passes[0], beside[0], leads - read_again, read_again)]
+    return [_with(passes[0], beside[0], leads - read_again, read_again, tangents)]
 
 
 def _made_for_others(
@@ -223,6 +224,7 @@ def _with(
     beside: Collection[tf.Operation],
     leads: Collection[tf.Operation],
     read_again: Collection[tf.Operation],
+    tangents: Collection[tf.Operation],
 ) -> BackwardPass:
     """A backward pass of a traced step with the ops beside and after it.
 
@@ -231,6 +233,7 @@ def _with(
         beside: the ops beside it.
         leads: what depends on its gradients, and all that this needs.
         read_again: what a forward pass waits for.
+        tangents: those of gradients.
     """
     known = {*one.needed, *one.new, *beside, *read_again, *order.of_new_variables(one.graph)}
     after: set[tf.Operation] = set()
@@ -244,9 +247,9 @@ def _with(
                 after.add(op)
                 known.add(op)
     names = tf_private.returned(one.graph)
-    # What those read of what is beside belongs to the forward pass, too: tangents of activations.
+    # The tangents of activations belong to the forward pass.
     others = {*beside, *after}
-    read = {t.op for op in after for t in op.inputs if t.op in beside}
+    read = {t.op for op in tangents for t in op.inputs if t.op in beside}
     forward = _reached(read, lambda op: order.waits_for(op) & others)
     return dataclasses.replace(
         one,
