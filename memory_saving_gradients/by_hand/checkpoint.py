@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.by_hand.signatures import Cache, Called, flattened, packed
-from memory_saving_gradients.by_hand.split import Policy, Split, effects, is_differentiable, split
+from memory_saving_gradients.by_hand.split import Policy, Split, Traced, is_differentiable, split
 from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.graph import calls, gate, kinds, tf_private
 from memory_saving_gradients.graph.devices import described
@@ -182,7 +182,7 @@ class _Part:
         self.serves_one_call = calls.serves_one_call(traced.graph)
         self._in_a_loop = calls.keeps_the_last_round(traced.graph)
         self._body = traced.graph
-        self._effects = effects(traced.graph)
+        self._traced = Traced.of(traced.graph)
         self._captured = [*traced.captured_inputs]
         self._variables = [*traced.graph.variables]
 
@@ -216,7 +216,7 @@ class _Part:
         if (by, again) not in self._splits:
             found = None
             try:
-                found = split(self._body, self._effects, inputs, by, self._keep, again)
+                found = split(self._traced, inputs, by, self._keep, again)
             except Exception as error:
                 if os.environ.get(STRICT):
                     raise

@@ -10,6 +10,7 @@ PyTorch's `torch.compile` (H. He and others, "Min-cut optimal recomputation", 20
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,14 +47,44 @@ class Split:
     saves: bool
 
 
-def effects(body: Any) -> list[tf.Operation]:
-    """The ops of a function that run whether their outputs are needed or not."""
-    return [op for op in body.get_operations() if not _is_free(op)]
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A traced function, before and after it is differentiated.
+
+    Attributes:
+        graph: its `FuncGraph`, to which each `split` adds ops.
+        effects: the ops of before that run whether their outputs are needed or not.
+        calls: by name, the ops that call functions as they were, and how many outputs they had: a
+            loop or branch that is differentiated hands on more.
+    """
+
+    graph: Any
+    effects: Sequence[tf.Operation]
+    calls: Mapping[str, tuple[tf.compat.v1.NodeDef, int]]
+
+    @classmethod
+    def of(cls, graph: Any) -> Traced:
+        """A function that was not differentiated yet."""
+        ops = graph.get_operations()
+        called = {op.name: (op.node_def, len(op.outputs)) for op in ops if calls.calls(op)}
+        return cls(graph, [op for op in ops if not _is_free(op)], called)
+
+    def as_before(self, wanted: Iterable[tf.Tensor]) -> dict[str, tf.compat.v1.NodeDef]:
+        """The calls that `wanted` can be made with as they were, by name."""
+        leading = [t.op for t in wanted], self.effects
+        read = {t.name for op in order.leading_to(itertools.chain(*leading)) for t in op.inputs}
+        read.update(t.name for t in wanted)
+        return {
+            name: node
+            for name, (node, count) in self.calls.items()
+            if not any(
+                t.name in read for t in self.graph.get_operation_by_name(name).outputs[count:]
+            )
+        }
 
 
 def split(
-    body: Any,
-    effects: Sequence[tf.Operation],
+    traced: Traced,
     examples: Sequence[tf.Tensor],
     by: Collection[int],
     keep: Policy,
@@ -62,13 +93,13 @@ def split(
     """Splits a traced function.
 
     Args:
-        body: its `FuncGraph`, to which this adds ops.
-        effects: its effects, before this added any.
+        traced: the function.
         examples: what it will be called with, one for each of its inputs.
         by: the inputs to differentiate by, by index.
         keep: says of an op whether it must not run again.
         again: whether the gradients may be differentiated.
     """
+    body = traced.graph
     results = [*body.outputs]
     with body.as_default():
         ys = [t for t in results if is_differentiable(t)]
@@ -87,8 +118,9 @@ def split(
             kept += [t for t in _kept(body, needed, keep) if t not in known]
 
     def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        known = _known(body.inputs, inputs)
-        return transplanted(body, [*results, *kept], known, also=effects)
+        wanted, known = [*results, *kept], _known(body.inputs, inputs)
+        before = traced.as_before(wanted)
+        return transplanted(body, wanted, known, also=traced.effects, before=before)
 
     def backward(*inputs: tf.Tensor) -> list:
         known = _known([*body.inputs, *kept, *grad_ys], inputs)

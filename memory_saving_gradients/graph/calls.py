@@ -13,6 +13,8 @@ from memory_saving_gradients.graph import tf_private
 
 #: In TensorFlow 2, a branch is one of these.
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+#: In TensorFlow 2, a loop is one of these.
+LOOPS = frozenset({"While", "StatelessWhile"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
 #: Registered as stateless, though only the user's Python function knows.

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
-from memory_saving_gradients.graph.loops import LOOPS, loop_behind
+from memory_saving_gradients.graph.loops import loop_behind
 from memory_saving_gradients.graph.shapes import Shapes
 
 _MAKE_LISTS = frozenset({"TensorListFromTensor", "TensorListSplit", "TensorListScatterV2"})
@@ -31,7 +31,7 @@ _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
 
 def passed_on(op: tf.Operation, output: int) -> int | None:
     """The input that a loop hands on as an output, unchanged; None for what a round makes."""
-    found = calls.bodies(op) if op.type in LOOPS else []
+    found = calls.bodies(op) if op.type in calls.LOOPS else []
     if not found:
         return None
     (body,) = found
@@ -56,7 +56,7 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
         return _bytes(op.inputs[0], shapes) + _bytes(added, shapes)
     if op.type in _LIKE_LISTS:
         return _bytes(op.inputs[0], shapes)
-    if op.type in LOOPS and calls.bodies(op):
+    if op.type in calls.LOOPS and calls.bodies(op):
         if (handed_on := passed_on(op, tensor.value_index)) is not None:
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = calls.bodies(op)
@@ -87,7 +87,7 @@ def _collected(body: tf.Graph, collection: tf.Tensor, shapes: Shapes) -> int:
     next one begins with can be in two lists: each has its part of the bytes.
     """
     last = kinds.owner(collection)
-    if last.op.type in LOOPS:  # a segment of the rounds
+    if last.op.type in calls.LOOPS:  # a segment of the rounds
         return held_bytes(last, shapes)
     lists = [list(_elements(body, output)) for output in body.outputs]
     shared = collections.Counter(element.name for one in lists for element in one)
@@ -118,7 +118,7 @@ def rounds(op: tf.Operation, shapes: Shapes) -> int:
     Returns:
         The rounds; a nominal number where nothing tells it; 1 for what is no loop.
     """
-    if op.type not in LOOPS:
+    if op.type not in calls.LOOPS:
         return 1
     counted = counted_rounds(op, shapes)
     return _NOMINAL_ROUNDS if counted is None else counted

@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
 
-#: In TensorFlow 2, a loop is one of these.
-LOOPS = frozenset({"While", "StatelessWhile"})
 #: Where TensorFlow puts them among the inputs of a loop and of its gradient.
 _COUNTER, MOST_ROUNDS, _ROUNDS = 0, 1, 2
 
@@ -87,10 +85,10 @@ def gradients_of_loops(operations: Iterable[tf.Operation]) -> list[tf.Operation]
 
 def loop_behind(op: tf.Operation) -> tf.Operation | None:
     """The loop whose gradient `op` is; None if it is none."""
-    if op.type not in LOOPS or kinds.is_gate(op) or len(op.inputs) <= _ROUNDS:
+    if op.type not in calls.LOOPS or kinds.is_gate(op) or len(op.inputs) <= _ROUNDS:
         return None
     counted = kinds.owner(op.inputs[_ROUNDS])
-    is_counter = counted.op.type in LOOPS and counted.value_index == _COUNTER
+    is_counter = counted.op.type in calls.LOOPS and counted.value_index == _COUNTER
     return counted.op if is_counter and not kinds.is_gate(counted.op) else None
 
 

@@ -21,9 +21,9 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.protobuf import device_properties_pb2, meta_graph_pb2
-from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.core import ag_ctx, config
 from tensorflow.python.eager import backprop, context, record
-from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.eager.polymorphic_function import atomic_function, autograph_util
 from tensorflow.python.framework import (
     auto_control_deps,
     func_graph,
@@ -46,6 +46,11 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.saved_model import save
 from tensorflow.python.training import optimizer
+
+# AutoGraph converts nothing of this package. `do_not_convert` alone does not see to that: where its
+# wrapper is an argument, a `tf.function` gets what it wraps. `autograph.core.config`: 2.0 on.
+_OURS = config.DoNotConvert(__name__.partition(".")[0])
+config.CONVERSION_RULES = (_OURS, *config.CONVERSION_RULES)
 
 
 class Refusal(Exception):
@@ -282,6 +287,33 @@ def function_graph(graph: tf.Graph, name: str) -> Any:
     return known[name]
 
 
+def copy_function(
+    name: str, within: tf.Graph, new: str, graph: tf.Graph, edit: Callable[[Any], object]
+) -> str:
+    """Adds a copy of a function that an op of `within` calls to `graph`, its nodes edited.
+
+    `Graph._get_function`, `_add_function`: 1.0 on. `atomic_function.AtomicFunction`, `Context.
+    add_function_def`: 2.13 on.
+
+    Returns:
+        The name: `new`, or the old one if that is a function of v1, which is not copied.
+    """
+    function: Any = None
+    around: Any = within
+    while function is None:
+        function, around = around._get_function(name), getattr(around, "outer_graph", None)
+    if not isinstance(function, atomic_function.AtomicFunction):
+        return name
+    definition = type(function.definition).FromString(function.definition.SerializeToString())
+    edit(definition.node_def)
+    definition.signature.name = new
+    eager = context.context()
+    eager.add_function_def(definition)
+    known = [*graph._functions.values()]  # among them what it calls
+    graph._add_function(atomic_function.AtomicFunction(new, eager, function.function_type, known))
+    return new
+
+
 def share_functions(graph: tf.Graph, other: tf.Graph) -> None:
     """Has another graph know the functions that ops of `graph` call, and keep them alive.
 
@@ -289,6 +321,11 @@ def share_functions(graph: tf.Graph, other: tf.Graph) -> None:
     """
     for function in [*graph._functions.values()]:
         other._add_function_recursive(function)
+
+
+def share_gradient(op: tf.Operation, copy: tf.Operation) -> None:
+    """Has the copy of a call be differentiated as that is. `_gradient_function`: 2.16 on."""
+    copy._gradient_function = op._gradient_function
 
 
 def constant(tensor: tf.Tensor) -> Any:

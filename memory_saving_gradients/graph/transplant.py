@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import types
 from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph import calls, tf_private
+
+_copies = itertools.count()
 
 
 def stand_in(tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -25,6 +30,7 @@ def transplanted(
     *,
     also: Iterable[tf.Operation] = (),
     waiting_for_others: bool = True,
+    before: Mapping[str, tf.compat.v1.NodeDef] = types.MappingProxyType({}),
 ) -> list[tf.Tensor]:
     """Copies what makes `wanted` from a function into the default graph.
 
@@ -35,6 +41,7 @@ def transplanted(
         also: ops to copy as well, with what they need.
         waiting_for_others: whether what a copied op waits for by a control edge is copied, too;
             else it waits for that only if it is copied anyway.
+        before: by name, ops to copy as they were before the function was edited.
 
     Returns:
         What stands for the tensors wanted.
@@ -53,10 +60,11 @@ def transplanted(
         op = function.get_operation_by_name(name)
         if op.type == "Placeholder":
             raise MissingInput(name)
-        node = op.node_def
+        node = tf.compat.v1.NodeDef()
+        node.CopyFrom(before.get(name) or op.node_def)
         node.attr.pop("_class", None)
         tensors = [_tensor(text) for text in node.input if not text.startswith("^")]
-        before = [
+        waits_for = [
             function.get_operation_by_name(text[1:]) for text in node.input if text.startswith("^")
         ]
         used |= {t: known[t] for t in tensors if t in known}
@@ -64,22 +72,26 @@ def transplanted(
         found[name] = node
         waiting.extend(t.rpartition(":")[0] for t in tensors if t not in known)
         if waiting_for_others:
-            before = [other for other in before if other.type != "Placeholder"]
-            stood_for = (any(t.name in known for t in other.outputs) for other in before)
+            waits_for = [other for other in waits_for if other.type != "Placeholder"]
+            stood_for = (any(t.name in known for t in other.outputs) for other in waits_for)
             waiting.extend(
-                o.name for o, known_ in zip(before, stood_for, strict=True) if not known_
+                o.name for o, known_ in zip(waits_for, stood_for, strict=True) if not known_
             )
-        controls.extend((name, other) for other in before)
+        controls.extend((name, other) for other in waits_for)
     created = [op.name for op in function.get_operations() if op.name in found]
     graph_def = tf.compat.v1.GraphDef(
         node=[found[name] for name in created], versions=function.graph_def_versions
     )
-    tf_private.share_functions(function, tf.compat.v1.get_default_graph())
+    graph = tf.compat.v1.get_default_graph()
+    tf_private.share_functions(function, graph)
+    _call_copies(graph_def.node, function, graph)
     names = [t.name for t in wanted if t.name not in known]
     given = {f"known/{name}": tensor for name, tensor in used.items()}
     made = tf.graph_util.import_graph_def(graph_def, given, [*names, *created], name="inlined")
     tensors_made = {**known, **dict(zip(names, made, strict=False))}
     ops = dict(zip(created, made[len(names) :], strict=True))
+    for name, op in ops.items():
+        tf_private.share_gradient(function.get_operation_by_name(name), op)
     for name, other in controls:
         stands_for = [known[t.name].op for t in other.outputs if t.name in known]
         if other.name in ops and not stands_for:
@@ -91,3 +103,19 @@ def transplanted(
 
 def _tensor(text: str) -> str:
     return text if ":" in text else f"{text}:0"
+
+
+def _call_copies(nodes: Iterable[tf.compat.v1.NodeDef], within: tf.Graph, graph: tf.Graph) -> None:
+    """Has loops and branches that are copied from one graph to another call functions of their own.
+
+    To differentiate one, TensorFlow makes it another that hands on more, and names the functions of
+    that after those of the first: of two copies that share theirs, it would make two of one name.
+    """
+    inside = functools.partial(_call_copies, within=within, graph=graph)
+    for node in nodes:
+        if node.op in calls.LOOPS or node.op in calls.BRANCHES:
+            for value in node.attr.values():
+                one = value.WhichOneof("value") == "func"
+                for called in [value.func] if one else value.list.func:
+                    new = f"{called.name}_copy_{next(_copies)}"
+                    called.name = tf_private.copy_function(called.name, within, new, graph, inside)

@@ -138,11 +138,15 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
 
     An op beside depends on a forward pass by data; on no backward pass, and none depends on it. Of
     several forward passes that it reads it belongs to the last. An op after depends on the backward
-    pass, or such an op needs it; where there are several backward passes, none is known.
+    pass, or such an op needs it; where there are several backward passes, none is known. What the
+    tangents of gradients are made of beside them is forward pass as well.
     """
     operations = passes[0].graph.get_operations()
-    new = frozenset().union(*(one.new for one in passes))
     needed = frozenset().union(*(one.needed for one in passes))
+    made = frozenset().union(*(one.new for one in passes))
+    tangents = _made_for_others(made, needed, tf_private.returned(passes[0].graph))
+    new = made - tangents
+    passes = [dataclasses.replace(one, new=one.new & new) for one in passes]
     others = nx.DiGraph()
     for op in operations:
         if op not in needed and op not in new:
@@ -163,7 +167,29 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
         pairs = zip(passes, beside, strict=True)
         return [dataclasses.replace(one, beside=frozenset(ops)) for one, ops in pairs]
     leads = _reached(elsewhere, others.predecessors)
-    return [_with(passes[0], beside[0], leads - read_again, read_again)]
+    return [_with(passes[0], beside[0], leads - read_again, read_again, tangents)]
+
+
+def _made_for_others(
+    made: frozenset[tf.Operation], needed: Collection[tf.Operation], returned: Collection[str]
+) -> set[tf.Operation]:
+    """The ops made while it was differentiated that the gradients do not need, but others do.
+
+    Such are the tangents of gradients, which a `tf.autodiff.ForwardAccumulator` makes meanwhile.
+
+    Args:
+        made: the ops made while it was differentiated.
+        needed: those that the gradients need, and others.
+        returned: the names of what the step returns.
+    """
+    left = {op for op in made if op not in needed}
+    read = {
+        op
+        for op in left
+        for t in op.outputs
+        if t.name in returned or not made.issuperset(t.consumers())
+    }
+    return _reached(read, lambda op: order.waits_for(op) & left)
 
 
 def _reached(
@@ -198,6 +224,7 @@ def _with(
     beside: Collection[tf.Operation],
     leads: Collection[tf.Operation],
     read_again: Collection[tf.Operation],
+    tangents: Collection[tf.Operation],
 ) -> BackwardPass:
     """A backward pass of a traced step with the ops beside and after it.
 
@@ -206,6 +233,7 @@ def _with(
         beside: the ops beside it.
         leads: what depends on its gradients, and all that this needs.
         read_again: what a forward pass waits for.
+        tangents: those of gradients.
     """
     known = {*one.needed, *one.new, *beside, *read_again, *order.of_new_variables(one.graph)}
     after: set[tf.Operation] = set()
@@ -219,10 +247,15 @@ def _with(
                 after.add(op)
                 known.add(op)
     names = tf_private.returned(one.graph)
+    # The tangents of activations belong to the forward pass.
+    others = {*beside, *after}
+    read = {t.op for op in tangents for t in op.inputs if t.op in beside}
+    forward = _reached(read, lambda op: order.waits_for(op) & others)
     return dataclasses.replace(
         one,
-        beside=frozenset(beside),
-        after=frozenset(after),
+        needed=one.needed | forward,
+        beside=frozenset(beside) - forward,
+        after=frozenset(after) - forward,
         end_of_trace=len(one.graph.get_operations()),
         kept=tuple(t for op in known - {*read_again} for t in op.outputs if t.name in names),
     )

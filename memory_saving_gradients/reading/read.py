@@ -22,6 +22,7 @@ from memory_saving_gradients.reading import restrictions, step_order
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.bodies import of_calls
 from memory_saving_gradients.reading.buffers import Buffers
+from memory_saving_gradients.reading.execution import Execution
 from memory_saving_gradients.reading.measured_costs import measure_ops
 from memory_saving_gradients.reading.roles import Roles, roles_of
 from memory_saving_gradients.reading.tensors import makes, numbered, numbers, reads, touches
@@ -136,10 +137,10 @@ def read(
     costs = _costs(walk, ops, tensors, cost_model)
     conditional = restrictions.conditional(ordered)
     forward = [op for op in ordered if op not in walk.backward]
-    pinned = restrictions.pinned(forward, conditional, walk.buffers, step)
+    pinned = restrictions.pinned(forward, conditional, walk.buffers, step) | walk.from_the_start
     problem = _problem(walk, ops, pinned, inputs_of, tensor_of, tensors, costs)
     problem, ops, growth = _in_backward_order(walk, problem, ops, costs.growth)
-    execution = _Execution(walk, executed, ordered, problem, ops, costs.seconds)
+    execution = Execution(step.runtime, executed, ordered, problem, ops, costs.seconds)
     problem = execution.problem()
     # A single loss has a single order; several may be taken one by one.
     alternative = execution.problem(early_last=True) if _has_several_losses(walk) else problem
@@ -147,7 +148,7 @@ def read(
     new = frozenset(op.name for op in walk.operations if op in step.new)
     apart = {
         *conditional,
-        *restrictions.foldable(ordered, walk.backward),
+        *walk.foldable,
         *order.of_new_variables(step.graph),
     }
     return Reading(
@@ -185,6 +186,8 @@ class _Walk:
         shapes: the shapes of their tensors.
         buffers: which tensors own memory.
         early: the products that run without their first operand, each with its reader.
+        foldable: those that Grappler may fold into constants.
+        from_the_start: those that differentiation made and that run when the step begins.
     """
 
     step: BackwardPass
@@ -196,6 +199,8 @@ class _Walk:
     shapes: Shapes
     buffers: Buffers
     early: dict[tf.Operation, tf.Operation]
+    foldable: set[tf.Operation]
+    from_the_start: set[tf.Operation]
 
 
 def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
@@ -208,11 +213,17 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
     operations = list(nx.lexicographical_topological_sort(graph, key=created.__getitem__))
     backward = _backward(graph, operations, step)
     shapes = Shapes(operations, sizes)
+    foldable = restrictions.foldable(operations, backward)
+    executed = step.runtime.obeys_control_edges
+    first = restrictions.from_the_start(foldable, backward, shapes) if executed else set()
+    backward -= first
     idle = _idle(operations, step)
     counted = [op for op in operations if op not in idle]
     buffers = Buffers(counted, shapes, step.runtime, step.to_end)
     early = step.runtime.runs_early(graph, backward)
-    return _Walk(step, created, graph, operations, backward, idle, shapes, buffers, early)
+    return _Walk(
+        step, created, graph, operations, backward, idle, shapes, buffers, early, foldable, first
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +300,9 @@ def _in_backward_order(
     """All three with the backward pass in an order that keeps little alive."""
     waits = _waits(walk.graph, walk.operations, ops)
     first = problem.forward_count
+    at_once = [i for i in range(first) if ops[i] in walk.from_the_start]
+    for i in range(first):  # no other order has them later
+        waits[i].update(before for before in at_once if before < i)
     sequence, late = backward_order(
         problem, [{i for i in before if i >= first} for before in waits]
     )
@@ -299,51 +313,8 @@ def _in_backward_order(
     return problem.reordered(sequence, late), [ops[i] for i in sequence], growth
 
 
-class _Execution:
-    """The order in which the plain step is executed.
-
-    Args:
-        walk: the step.
-        executed: who waits for whom in the plain step.
-        ordered: the ops in the order that schedules are made of.
-        problem: the problem.
-        ops: the op of each op of the problem.
-        seconds: what ops take, by name.
-    """
-
-    def __init__(
-        self,
-        walk: _Walk,
-        executed: nx.DiGraph,
-        ordered: Sequence[tf.Operation],
-        problem: Problem,
-        ops: Sequence[tf.Operation],
-        seconds: Mapping[str, float],
-    ) -> None:
-        place = {op: i for i, op in enumerate(ordered)}
-        self._runtime, self._executed = walk.step.runtime, executed
-        self._problem, self._seconds = problem, seconds
-        self._index_of = {op: i for i, op in enumerate(ops)}
-        self._sorted = list(
-            nx.lexicographical_topological_sort(executed, key=lambda op: place.get(op, 0))
-        )
-
-    def problem(self, early_last: bool = False, threads: int | None = None) -> Problem:
-        """The problem, executed in this order; by default with all threads of the runtime."""
-        threads = threads or self._runtime.threads
-        events = self._runtime.order(
-            self._executed, self._sorted, self._seconds, early_last, threads
-        )
-        if events is None:
-            found = [event for i in range(len(self._index_of)) for event in (i, ~i)]
-        else:
-            numbered = ((self._index_of.get(op), begins) for op, begins in events)
-            found = [i if begins else ~i for i, begins in numbered if i is not None]
-        return dataclasses.replace(self._problem, as_executed=tuple(found))
-
-
 def _has_several_losses(walk: _Walk) -> bool:
-    return sum(tf_private.is_seed(op) for op in walk.backward if op in walk.step.new) != 1
+    return sum(tf_private.is_seed(op) for op in walk.operations if op in walk.step.new) != 1
 
 
 def _as_run(walk: _Walk) -> tuple[nx.DiGraph, dict[tf.Operation, list[tf.Tensor]]]:

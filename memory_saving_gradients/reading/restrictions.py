@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, order, tf_private
+from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.reading import references
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.buffers import Buffers
@@ -58,6 +59,25 @@ def foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) ->
         if known:
             found.add(op)
     return found
+
+
+def from_the_start(
+    foldable: Iterable[tf.Operation], backward: set[tf.Operation], shapes: Shapes
+) -> set[tf.Operation]:
+    """The backward ops that may become constants, but that make what is too large for one.
+
+    As nothing holds them back, they run when the step begins: the gradient of a mean.
+    """
+    large = [
+        op
+        for op in foldable
+        if op in backward and sum(map(shapes.bytes, op.outputs)) > _LARGEST_CONSTANT
+    ]
+    return backward.intersection(order.leading_to(large))
+
+
+# The bytes of a constant that TensorFlow makes of ops (`common_runtime/constant_folding.cc`).
+_LARGEST_CONSTANT = 10 * 2**20
 
 
 def pinned(

@@ -7,7 +7,6 @@ from collections.abc import Container, Iterable, Sequence
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, order
-from memory_saving_gradients.graph.loops import LOOPS
 from memory_saving_gradients.planning.problem import Tensor
 from memory_saving_gradients.reading.buffers import Buffers
 
@@ -64,7 +63,7 @@ def made_at_all(op: tf.Operation, step: Container[tf.Operation]) -> list[tf.Tens
     TensorFlow prunes the others.
     """
     pruned = op.type in calls.BRANCHES
-    if not pruned and op.type not in LOOPS:
+    if not pruned and op.type not in calls.LOOPS:
         return op.outputs
     return [
         t

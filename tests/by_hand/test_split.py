@@ -5,7 +5,8 @@ import collections
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients.by_hand.split import effects, split
+from memory_saving_gradients.by_hand.split import Traced, split
+from memory_saving_gradients.graph import calls
 
 ROWS, WIDTH = 32, 16
 
@@ -19,8 +20,7 @@ def traced(part, keep=lambda op: False, again=False):
     )
     inputs = [tf.ones((ROWS, WIDTH)), *concrete.captured_inputs]
     return split(
-        concrete.graph,
-        effects(concrete.graph),
+        Traced.of(concrete.graph),
         inputs,
         range(len(inputs)),
         keep,
@@ -78,6 +78,25 @@ def test_what_runs_again():
     kept_products = traced(part, keep=lambda op: op.type == "MatMul")
     assert ran(kept_products.backward)["MatMul"] == 4
     assert kept(kept_products) == [("float32", ROWS * WIDTH)] * 2
+
+
+def loop_of(function):
+    return next(op for op in function.graph.get_operations() if op.type == "StatelessWhile")
+
+
+def test_a_loop_collects_only_where_its_gradient_is_near():
+    """What a loop hands on to its gradient is not collected in the forward pass as well."""
+
+    def part(x, w):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, tf.tanh(a @ w)), [0, x])[1]
+
+    concrete = tf.function(part).get_concrete_function(tf.ones((ROWS, WIDTH)), tf.eye(WIDTH))
+    plain = len(loop_of(concrete).outputs)
+    parts = traced(lambda x, w: part(x, tf.convert_to_tensor(w)))
+    assert len(loop_of(parts.forward).outputs) == plain
+    assert len(loop_of(parts.backward).outputs) > plain
+    (body,) = calls.bodies(loop_of(parts.forward))
+    assert [len(body.inputs), len(body.outputs)] == [plain, plain]
 
 
 def test_nothing_random_and_no_update_runs_again():

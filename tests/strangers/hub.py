@@ -75,8 +75,8 @@ _LESS = f"plain takes less than foretold, for no known reason; {_CHUNKS}"
 #: name: why it takes another peak today than what was foretold
 KNOWN: dict[str, str] = {
     **dict.fromkeys(
-        """DFineBackbone FluxBackbone GPT2Backbone GPT2CausalLM Gemma3Backbone GemmaCausalLM
-        Llama3CausalLM MiTBackbone MixtralBackbone PaliGemmaBackbone Qwen3_5Backbone
+        """DFineBackbone DeepLabV3Backbone FluxBackbone GPT2Backbone GPT2CausalLM Gemma3Backbone
+        GemmaCausalLM Llama3CausalLM MiTBackbone MixtralBackbone PaliGemmaBackbone Qwen3_5Backbone
         QwenMoeCausalLM RWKV7Backbone ResNetBackbone RetinaNetBackbone SAMBackbone
         SegFormerImageSegmenter StableDiffusion3Backbone SwinTransformerBackbone
         XLNetBackbone""".split(),
@@ -84,6 +84,5 @@ KNOWN: dict[str, str] = {
     ),
     **dict.fromkeys("CLIPBackbone EfficientNetBackbone SigLIPBackbone".split(), _LESS),
     "DebertaV3Backbone": "35 MB outside of TensorFlow's allocator, of a kernel not yet found",
-    "DeepLabV3Backbone": "a plan takes 45 to 56 MB more than foretold, for no known reason",
     "MobileNetBackbone": GROUPS,
 }
