@@ -214,14 +214,23 @@ class _Rounds:
             and (i := self._index.get(kinds.owner(op.inputs[0]).name)) in self._invariant
             and i in tf_private.read_only_inputs(forward)
         }
+        #: what is made of something that must not be made twice, such as random numbers
+        self._drawn: set[tf.Operation] = set()
+        for op in body.get_operations():
+            if any(t.op in self._drawn or not self.repeats(t) for t in op.inputs):
+                self._drawn.add(op)
 
     def repeats(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor of the body can be made twice, without what else a round makes."""
+        """Whether a tensor of the body can be made twice, without what else a round makes.
+
+        A mask that is made of random numbers takes fewer bytes than those, so it is kept.
+        """
         op = tensor.op
         if op.type == "Placeholder" or tensor.name in self._reads:
             return True
-        handles = any(t.dtype == tf.resource for t in op.inputs)
-        return op not in self._pushes and not handles and calls.may_repeat(op)
+        if op in self._pushes or any(t.dtype == tf.resource for t in op.inputs):
+            return False
+        return calls.may_repeat(op) and not (tensor.dtype == tf.bool and op in self._drawn)
 
     def start(self, wanted: Iterable[tf.Tensor], alone: bool) -> Start:
         """What some tensors of a round are made from.

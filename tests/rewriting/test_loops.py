@@ -272,3 +272,17 @@ def test_a_saved_step_keeps_its_segments(tmp_path, in_segments):
     assert {"segment", "segment_grad"} <= {
         name.rpartition("_")[0] or name for name in names
     } | names
+
+
+def test_loops_that_read_variables_are_measured():
+    w, x = weight(), sequence()
+
+    @tf.function
+    def step(x):
+        with GradientTape(checkpoints="memory", verify=True) as tape:
+            loss = tf.reduce_sum(FORMS["lstm"](x, w))
+        return tape.gradient(loss, w)
+
+    plan = get_plans(step.get_concrete_function(x).graph)[-1]
+    assert plan.loops
+    assert 0 < plan.measured_peak_bytes < plan.baseline_peak_bytes
