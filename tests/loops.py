@@ -83,7 +83,12 @@ def loop_inside(x, w):
 
 
 def dropout(x, w):
-    return _rounds(lambda i, h: (i + 1, tf.nn.dropout(tf.tanh(several(h @ w)) + x[i], 0.4)), x[0])
+    """Rounds that run ahead would draw in any order."""
+
+    def body(i, h):
+        return i + 1, tf.nn.dropout(tf.tanh(several(h @ w)) + x[i], 0.4)
+
+    return _rounds(body, x[0], parallel_iterations=1)
 
 
 def embedding(x, w):
