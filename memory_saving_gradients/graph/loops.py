@@ -78,13 +78,14 @@ class LoopPair:
         return str(self.forward.name)
 
 
-def gradients_of_loops(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """The loops among some ops that count as many rounds as another loop took: its gradients."""
-    return [op for op in operations if loop_behind(op) is not None]
+def gradients_of_loops(operations: Iterable[tf.Operation]) -> dict[tf.Operation, tf.Operation]:
+    """The gradients of loops among some ops, each with that loop."""
+    pairs = ((op, loop_behind(op)) for op in operations)
+    return {op: loop for op, loop in pairs if loop is not None}
 
 
 def loop_behind(op: tf.Operation) -> tf.Operation | None:
-    """The loop whose gradient `op` is; None if it is none."""
+    """The loop whose gradient `op` is, a loop of as many rounds as that one took; else None."""
     if op.type not in calls.LOOPS or kinds.is_gate(op) or len(op.inputs) <= _ROUNDS:
         return None
     counted = kinds.owner(op.inputs[_ROUNDS])
@@ -92,17 +93,16 @@ def loop_behind(op: tf.Operation) -> tf.Operation | None:
     return counted.op if is_counter and not kinds.is_gate(counted.op) else None
 
 
-def pair_of(backward: tf.Operation) -> LoopPair:
-    """The pair that a gradient of a loop is the second of.
+def pair_of(forward: tf.Operation, backward: tf.Operation) -> LoopPair:
+    """A loop and its gradient.
 
     Args:
-        backward: one of `gradients_of_loops`.
+        forward: the loop.
+        backward: the one of its `gradients_of_loops`.
 
     Raises:
         StaysPlain: they are not as TensorFlow makes them, or nothing could be computed again.
     """
-    forward = loop_behind(backward)
-    assert forward is not None
     if backward.type != "StatelessWhile":
         raise StaysPlain("its gradient has effects or reads variables")
     functions = [

@@ -16,7 +16,6 @@ from memory_saving_gradients.graph.loops import (
     LoopPair,
     StaysPlain,
     gradients_of_loops,
-    loop_behind,
     pair_of,
 )
 from memory_saving_gradients.graph.shapes import Shapes
@@ -61,13 +60,13 @@ class Loops:
             exact: whether what is equal to rounding will not do.
         """
         sizes, plain = {}, {}
-        backward = gradients_of_loops(reading.operations)
-        taken = collections.Counter(one for op in backward for one in (op, loop_behind(op)))
-        shapes = Shapes([*reading.step.needed] if backward else [], reading.sizes)
-        for op in backward:
+        found = gradients_of_loops(reading.operations)
+        taken = collections.Counter([*found, *found.values()])
+        shapes = Shapes([*reading.step.needed] if found else [], reading.sizes)
+        for op, forward in found.items():
             try:
-                pair = pair_of(op)
-                if taken[op] > 1 or taken[pair.forward] > 1:
+                pair = pair_of(forward, op)
+                if taken[op] > 1 or taken[forward] > 1:
                     raise StaysPlain("it is differentiated several times")
                 if not reading.step.runtime.obeys_control_edges and _most(pair) is None:
                     raise StaysPlain("XLA has to know how many rounds there are at most")
@@ -77,7 +76,7 @@ class Loops:
                     )
                 sizes[pair] = sizes_of(pair, reading, shapes)
             except StaysPlain as why:
-                plain[op.inputs[MOST_ROUNDS].op.name] = str(why)
+                plain[forward.name] = str(why)
         return cls(sizes, plain)
 
     def plans(self, segments: Segments) -> tuple[LoopPlan, ...]:

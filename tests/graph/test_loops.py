@@ -7,8 +7,8 @@ from memory_saving_gradients.graph.loops import StaysPlain, gradients_of_loops, 
 from tests.loops import FORMS, sequence, several, weight
 
 
-def gradient_of(form):
-    """The loop that is the gradient of a loop, and what keeps its graph alive."""
+def loop_of(form):
+    """A loop and its gradient, and what keeps their graph alive."""
     w = weight()
 
     @tf.function
@@ -18,13 +18,13 @@ def gradient_of(form):
         return tape.gradient(loss, w)
 
     graph = step.get_concrete_function(sequence()).graph
-    (found,) = gradients_of_loops(graph.get_operations())
-    return found, (graph, w)
+    ((backward, forward),) = gradients_of_loops(graph.get_operations()).items()
+    return (forward, backward), (graph, w)
 
 
 def test_a_cell_begins_with_its_state():
-    backward, _ = gradient_of(FORMS["lstm"])
-    pair = pair_of(backward)
+    both, _ = loop_of(FORMS["lstm"])
+    pair = pair_of(*both)
     variables = [
         pair.body.inputs[i] for i in pair.to_begin.states if pair.body.inputs[i].shape.rank
     ]
@@ -34,8 +34,8 @@ def test_a_cell_begins_with_its_state():
 
 
 def test_a_mask_is_kept_and_not_the_random_numbers():
-    backward, _ = gradient_of(FORMS["dropout"])
-    pair = pair_of(backward)
+    both, _ = loop_of(FORMS["dropout"])
+    pair = pair_of(*both)
     assert pair.to_begin.once == ()
     kept = set(pair.popped.values()) - set(pair.again)
     assert [pair.elements[i].dtype for i in kept] == [tf.bool]
@@ -49,22 +49,22 @@ def test_a_loop_inside_that_reads_a_variable_stays_plain():
 
         return tf.while_loop(lambda i, _: i < 5, body, (0, x[0]))[1]
 
-    backward, _ = gradient_of(form)
+    both, _ = loop_of(form)
     with pytest.raises(StaysPlain, match="reads variables"):
-        pair_of(backward)
+        pair_of(*both)
 
 
 def test_a_list_that_somebody_else_reads_is_left_alone():
     """Only what the gradient alone pops may go."""
-    backward, (graph, _) = gradient_of(FORMS["while_loop"])
-    before = pair_of(backward)
+    both, (graph, _) = loop_of(FORMS["while_loop"])
+    before = pair_of(*both)
     forward = before.forward
     with graph.as_default():
         tf.raw_ops.TensorListLength(input_handle=forward.outputs[before.again[0]])
-    assert set(pair_of(backward).again) == set(before.again[1:])
+    assert set(pair_of(*both).again) == set(before.again[1:])
 
 
 @pytest.mark.parametrize("name", ["while_loop", "long_sum"])
 def test_which_sums_are_equal_to_rounding(name):
-    backward, _ = gradient_of(FORMS[name])
-    assert bool(pair_of(backward).sums) == (name == "long_sum")
+    both, _ = loop_of(FORMS[name])
+    assert bool(pair_of(*both).sums) == (name == "long_sum")

@@ -194,6 +194,20 @@ def test_exact_sums_leave_a_loop_plain():
     assert_same(made, plainly("long_sum"))
 
 
+def test_the_warning_says_why_a_loop_stays_plain():
+    says = "the loop mine keeps for its gradient.*: its sum mine/add"
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, (64, ROWS, WIDTH), "x")
+        w = tf.ones((WIDTH, WIDTH))
+
+        def body(i, h):
+            return i + 1, tf.tanh(several(h @ w) + x[0])
+
+        h = tf.while_loop(lambda i, _: i < 64, body, (0, x[1]), name="mine")[1]
+        with pytest.warns(UserWarning, match=says):
+            gradients(tf.reduce_sum(h), [w], checkpoints="memory", running_sums=False)
+
+
 @pytest.mark.usefixtures("deterministic")
 def test_an_error_leaves_the_loop_as_it_was(monkeypatch):
     def fail(*_):
@@ -232,10 +246,11 @@ def test_a_loop_in_a_branch():
             x = tf.constant(random.randn(200, 64, 32).astype("f"))
             w = tf.constant(random.randn(32, 32).astype("f") * 0.2)
 
+            def body(i, h):
+                return i + 1, tf.tanh(several(h @ w) @ w)
+
             def loop():
-                begin = (0, x[0])
-                body = lambda i, h: (i + 1, tf.tanh(several(h @ w) @ w))  # noqa: E731
-                return tf.while_loop(lambda i, _: i < 200, body, begin)[1]
+                return tf.while_loop(lambda i, _: i < 200, body, (0, x[0]))[1]
 
             h = tf.cond(tf.reduce_sum(x) < 1e6, loop, lambda: x[0])
             grads = differentiate(tf.reduce_sum(tf.sin(h)), [x, w])
