@@ -109,3 +109,19 @@ def test_a_recurrent_network_takes_less():
         return step.bytes()
 
     assert peak(ours=True) < 0.5 * peak(ours=False)
+
+
+def test_a_report_foretells_what_is_planned():
+    from memory_saving_gradients.doors.traced_step import traced_step
+    from memory_saving_gradients.options.options import Options
+
+    model = keras.Sequential([keras.Input((128, 32)), L.LSTM(64), L.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    (looked_at,) = traced_step(model, options=Options("memory")).plans(64)
+    save_memory(model, batch_size=64)
+    random = np.random.RandomState(0)
+    model.train_on_batch(random.randn(64, 128, 32), random.randn(64, 1))
+    (planned,) = get_plans(model)
+    assert [loop.every for loop in looked_at.loops] == [loop.every for loop in planned.loops]
+    assert looked_at.peak_bytes == pytest.approx(planned.peak_bytes, rel=0.3)
+    assert looked_at.peak_bytes < 0.5 * looked_at.baseline_peak_bytes

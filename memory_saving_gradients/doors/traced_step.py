@@ -14,7 +14,7 @@ import tensorflow as tf
 from memory_saving_gradients.doors.patching import patch
 from memory_saving_gradients.graph.shapes import InputSizes, bytes_of
 from memory_saving_gradients.options.options import Options, Request
-from memory_saving_gradients.pipeline.decide import decide
+from memory_saving_gradients.pipeline.loops import foretold
 from memory_saving_gradients.pipeline.save import looking
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
@@ -57,7 +57,7 @@ class Step:
         for one, request in self.passes:
             began = time.perf_counter()
             request = dataclasses.replace(request, sizes=InputSizes(batch_size))
-            plan = decide(read(one, request.cost_model, request.sizes), request)
+            plan = foretold(read(one, request.cost_model, request.sizes), request)
             plans.append(dataclasses.replace(plan, seconds=time.perf_counter() - began))
         return plans
 

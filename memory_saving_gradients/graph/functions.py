@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -38,12 +38,13 @@ def passed_on(op: tf.Operation, output: int) -> int | None:
     return output if kinds.owner(body.outputs[output]) is body.inputs[output] else None
 
 
-def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
+def held_bytes(tensor: tf.Tensor, shapes: Shapes, without: Container[int] = ()) -> int:
     """The bytes that a variant holds: a list of tensors, or an optional one.
 
     Args:
         tensor: a tensor of dtype variant.
         shapes: the shapes of its graph.
+        without: the lists of the same loop that are thought away, by output.
 
     Returns:
         Bytes; 0 for other variants.
@@ -61,7 +62,9 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = calls.bodies(op)
         inside = shapes.within(op, body, body.get_operations())
-        return rounds(op, shapes) * _collected(body, body.outputs[tensor.value_index], inside)
+        others = [output for i, output in enumerate(body.outputs) if i not in without]
+        collection = body.outputs[tensor.value_index]
+        return rounds(op, shapes) * _collected(body, collection, others, inside)
     if op.type in calls.BRANCHES:
         return max(
             (
@@ -80,16 +83,18 @@ def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
     return held_bytes(tensor, shapes) if tensor.dtype == tf.variant else shapes.bytes(tensor)
 
 
-def _collected(body: tf.Graph, collection: tf.Tensor, shapes: Shapes) -> int:
+def _collected(
+    body: tf.Graph, collection: tf.Tensor, outputs: Iterable[tf.Tensor], shapes: Shapes
+) -> int:
     """The bytes by which one round of a loop makes a list longer.
 
     What a variable owns, and what no round changes, takes none. What one round results in and the
-    next one begins with can be in two lists: each has its part of the bytes.
+    next one begins with can be in two lists among `outputs`: each has its part of the bytes.
     """
     last = kinds.owner(collection)
     if last.op.type in calls.LOOPS:  # a segment of the rounds
         return held_bytes(last, shapes)
-    lists = [list(_elements(body, output)) for output in body.outputs]
+    lists = [list(_elements(body, output)) for output in outputs]
     shared = collections.Counter(element.name for one in lists for element in one)
     elements = _elements(body, collection)
     return sum(_bytes(element, shapes) // shared[element.name] for element in elements)

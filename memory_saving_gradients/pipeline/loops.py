@@ -152,6 +152,27 @@ def _planned(loops: Loops, segments: Segments, reading: Reading, request: Reques
         return None
 
 
+def foretold(reading: Reading, request: Request) -> Plan:
+    """The plan of a step that is only looked at: its loops are counted as they would run, about.
+
+    Raises:
+        BudgetError: no plan within the budget was found.
+    """
+    loops = Loops.of(reading, exact=not request.running_sums)
+    segments = choose(loops, reading, request) if loops.sizes else {}
+    plan = _planned(loops, segments, reading, request) if any(segments.values()) else None
+    if plan is None:
+        return dataclasses.replace(decide(reading, request), loops=loops.plans({}))
+    added = float(plan.problem.costs.sum() / reading.problem.costs.sum())
+    return dataclasses.replace(
+        plan,
+        baseline_peak_bytes=plain_peak(reading.problem),
+        baseline_one_thread_bytes=reading.one_thread,
+        overhead=(1 + plan.overhead) * added - 1,
+        loops=loops.plans(segments),
+    )
+
+
 def run_in_segments(
     loops: Loops, segments: Segments, step: BackwardPass, inside: Inside
 ) -> BackwardPass:

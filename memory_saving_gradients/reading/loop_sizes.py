@@ -26,6 +26,7 @@ class LoopSizes:
         begin: the bytes that a round begins with, if it alone runs again.
         segment: the bytes that a segment of rounds begins with.
         once: the bytes of a round that must not be made twice.
+        lists: other lists of the loop, by name, and the bytes that they hold alone.
     """
 
     rounds: int
@@ -34,6 +35,7 @@ class LoopSizes:
     begin: int
     segment: int
     once: int
+    lists: dict[str, int]
 
     def held(self, every: int) -> int:
         """The bytes held where segments of so many rounds run again; 0 for none."""
@@ -81,8 +83,13 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
     begin, go_on = (
         of(pair.body.inputs[i] for i in start.states) for start in (pair.to_begin, pair.to_go_on)
     )
+    lists = {
+        t.name: functions.held_bytes(t, shapes, without=pair.again)
+        for i, t in enumerate(pair.forward.outputs)
+        if t.dtype == tf.variant and i not in pair.again
+    }
     once = of(pair.to_begin.once)
-    return LoopSizes(rounds, counted is not None, held // rounds, begin, go_on, once)
+    return LoopSizes(rounds, counted is not None, held // rounds, begin, go_on, once, lists)
 
 
 # What loops of segments take more than single rounds, as a share of the loop and its gradient:
@@ -110,8 +117,13 @@ def with_loops(
         numbers = [reading.tensor_of[name] for name in lists if name in reading.tensor_of]
         if not rounds or not numbers or pair.backward.name not in place:
             continue
-        for number in numbers:
-            tensors[number] = dataclasses.replace(tensors[number], bytes=0)
+        others = {
+            reading.tensor_of[name]: size
+            for name, size in sizes[pair].lists.items()
+            if name in reading.tensor_of
+        }
+        for number, size in {**others, **dict.fromkeys(numbers, 0)}.items():
+            tensors[number] = dataclasses.replace(tensors[number], bytes=size)
         tensors[numbers[0]] = dataclasses.replace(
             tensors[numbers[0]], bytes=sizes[pair].held(rounds)
         )
