@@ -92,9 +92,6 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
     return LoopSizes(rounds, counted is not None, held // rounds, begin, go_on, once, lists)
 
 
-# What loops of segments take more than single rounds, as a share of the loop and its gradient:
-# measured on LSTMs.
-_OF_SEGMENTS = 0.1
 # Where nothing tells how many rounds there are: enough for short segments to be wrong.
 _MANY = 1000
 
@@ -128,10 +125,9 @@ def with_loops(
             tensors[numbers[0]], bytes=sizes[pair].held(rounds)
         )
         again, first = ops[place[pair.backward.name]], ops[place[pair.forward.name]]
-        cost = again.cost + first.cost
         ops[place[again.name]] = dataclasses.replace(
             again,
-            cost=cost if rounds == 1 else (1 + _OF_SEGMENTS) * cost,
+            cost=again.cost + first.cost,
             workspace=again.workspace + sizes[pair].working(rounds),
         )
     return dataclasses.replace(problem, tensors=tuple(tensors), ops=tuple(ops))
