@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
-from memory_saving_gradients.graph.loops import loop_behind
+from memory_saving_gradients.graph.loops import hands_on, loop_behind
 from memory_saving_gradients.graph.shapes import Shapes
 
 _MAKE_LISTS = frozenset({"TensorListFromTensor", "TensorListSplit", "TensorListScatterV2"})
@@ -35,7 +35,7 @@ def passed_on(op: tf.Operation, output: int) -> int | None:
     if not found:
         return None
     (body,) = found
-    return output if kinds.owner(body.outputs[output]) is body.inputs[output] else None
+    return output if hands_on(body, output) else None
 
 
 def held_bytes(tensor: tf.Tensor, shapes: Shapes, without: Container[int] = ()) -> int:

@@ -78,6 +78,11 @@ class LoopPair:
         return str(self.forward.name)
 
 
+def hands_on(body: Any, index: int) -> bool:
+    """Whether a round of a loop hands on a loop variable, unchanged."""
+    return kinds.owner(body.outputs[index]) is body.inputs[index]
+
+
 def gradients_of_loops(operations: Iterable[tf.Operation]) -> dict[tf.Operation, tf.Operation]:
     """The gradients of loops among some ops, each with that loop."""
     pairs = ((op, loop_behind(op)) for op in operations)
@@ -177,7 +182,7 @@ def _long_sums(body: Any) -> list[str]:
     It takes sums of one shape together where only the next one reads them. The kernel begins with
     the first term whose buffer nobody else holds: a list for the gradient is such a holder.
     """
-    sums = [op for op in body.get_operations() if op.type in ("Add", "AddV2", "AddN")]
+    sums = dict.fromkeys(o for o in body.get_operations() if o.type in ("Add", "AddV2", "AddN"))
     return [
         op.name
         for op in sums
@@ -201,18 +206,15 @@ class _Rounds:
         self._body = body
         self._index = {t.name: i for i, t in enumerate(body.inputs)}
         self._pushes = {kinds.owner(body.outputs[i]).op for i in elements}
-        self._invariant = {
-            i
-            for i, (before, after) in enumerate(zip(body.inputs, body.outputs, strict=True))
-            if kinds.owner(after) is before
-        }
+        self._invariant = {i for i in range(len(body.inputs)) if hands_on(body, i)}
+        read_only = tf_private.read_only_inputs(forward)
         #: what variables are read to that no round writes to: name to the input of the body
         self._reads = {
             op.outputs[0].name: i
             for op in body.get_operations()
             if op.type == "ReadVariableOp"
             and (i := self._index.get(kinds.owner(op.inputs[0]).name)) in self._invariant
-            and i in tf_private.read_only_inputs(forward)
+            and i in read_only
         }
         #: what is made of something that must not be made twice, such as random numbers
         self._drawn: set[tf.Operation] = set()

@@ -272,11 +272,7 @@ def function_graph(graph: tf.Graph, name: str) -> Any:
     `Graph._get_function`: 1.0 on. What that returns has the attribute `graph`: 2.12 on; a `Defun`
     has a `definition` instead: 1.0 on. `function_def_to_graph`: 1.14 on.
     """
-    function: Any = None
-    within: Any = graph
-    while function is None and within is not None:
-        function = within._get_function(name)
-        within = getattr(within, "outer_graph", None)
+    function = _called(name, graph)
     body = getattr(function, "graph", None)
     if body is not None or not hasattr(function, "definition"):
         return body
@@ -285,6 +281,18 @@ def function_graph(graph: tf.Graph, name: str) -> Any:
         with graph.as_default():
             known[name] = function_def_to_graph.function_def_to_graph(function.definition)
     return known[name]
+
+
+def _called(name: str, within: Any) -> Any:
+    """A function that an op of a graph calls, of that or of one around it; None for none.
+
+    `Graph._get_function`: 1.0 on.
+    """
+    function = None
+    while function is None and within is not None:
+        function = within._get_function(name)
+        within = getattr(within, "outer_graph", None)
+    return function
 
 
 def copy_function(
@@ -298,10 +306,7 @@ def copy_function(
     Returns:
         The name: `new`, or the old one if that is a function of v1, which is not copied.
     """
-    function: Any = None
-    around: Any = within
-    while function is None:
-        function, around = around._get_function(name), getattr(around, "outer_graph", None)
+    function = _called(name, within)
     if not isinstance(function, atomic_function.AtomicFunction):
         return name
     definition = type(function.definition).FromString(function.definition.SerializeToString())

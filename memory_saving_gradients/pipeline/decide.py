@@ -13,7 +13,7 @@ from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.why import unreachable
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import UNBOUNDED
-from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 
@@ -45,6 +45,23 @@ def plain(reading: Reading, request: Request, budget: int | None) -> Plan:
     """The plan that recomputes nothing, whatever the budget."""
     made = _judged(reading, request, baseline(reading.problem), [], budget)
     return dataclasses.replace(made, peak_bytes=made.baseline_peak_bytes)
+
+
+def beside(plan: Plan, before: Reading, now: Problem) -> Plan:
+    """A plan of a step that was changed, held against the step as it was.
+
+    Args:
+        plan: the plan.
+        before: the plain step.
+        now: the step that the plan is of.
+    """
+    added = float(now.costs.sum() / before.problem.costs.sum())
+    return dataclasses.replace(
+        plan,
+        baseline_peak_bytes=plain_peak(before.problem),
+        baseline_one_thread_bytes=before.one_thread,
+        overhead=(1 + plan.overhead) * added - 1,
+    )
 
 
 def _judged(

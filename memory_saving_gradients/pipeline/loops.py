@@ -21,9 +21,9 @@ from memory_saving_gradients.graph.loops import (
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.options.options import Request
-from memory_saving_gradients.pipeline.decide import decide
+from memory_saving_gradients.pipeline.decide import beside, decide
+from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.planning.plan_data import LoopPlan
-from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.loop_sizes import LoopSizes, sizes_of, with_loops
@@ -99,7 +99,7 @@ def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
     if request.plan:
         every = {loop.name: loop.every for loop in request.plan.loops}
         return {pair: every.get(pair.name, 0) for pair in loops.sizes}
-    if request.strategy not in _RUN_ROUNDS or request.most_runs < 2:
+    if not loops.sizes or request.strategy not in _RUN_ROUNDS or request.most_runs < 2:
         return {}
     found = [
         (segments, plan)
@@ -138,9 +138,7 @@ def _planned(loops: Loops, segments: Segments, reading: Reading, request: Reques
     problem = with_loops(reading, segments, loops.sizes)
     added = problem.costs.sum() / reading.problem.costs.sum()
     if isinstance(request.budget, float):
-        request = dataclasses.replace(
-            request, budget=int(request.budget * plain_peak(reading.problem))
-        )
+        request = dataclasses.replace(request, budget=in_bytes(request, reading))
     if request.max_overhead is not None:
         allowed = (1 + request.max_overhead) / added - 1
         if allowed < 0:
@@ -159,18 +157,12 @@ def foretold(reading: Reading, request: Request) -> Plan:
         BudgetError: no plan within the budget was found.
     """
     loops = Loops.of(reading, exact=not request.running_sums)
-    segments = choose(loops, reading, request) if loops.sizes else {}
+    segments = choose(loops, reading, request)
     plan = _planned(loops, segments, reading, request) if any(segments.values()) else None
     if plan is None:
         return dataclasses.replace(decide(reading, request), loops=loops.plans({}))
-    added = float(plan.problem.costs.sum() / reading.problem.costs.sum())
-    return dataclasses.replace(
-        plan,
-        baseline_peak_bytes=plain_peak(reading.problem),
-        baseline_one_thread_bytes=reading.one_thread,
-        overhead=(1 + plan.overhead) * added - 1,
-        loops=loops.plans(segments),
-    )
+    plan = beside(plan, reading, plan.problem)
+    return dataclasses.replace(plan, loops=loops.plans(segments))
 
 
 def run_in_segments(

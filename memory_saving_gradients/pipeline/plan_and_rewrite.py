@@ -18,7 +18,7 @@ from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.shapes import InputSizes, WrongSize
 from memory_saving_gradients.options.budgets import BudgetError, OfDevice
 from memory_saving_gradients.options.options import Request
-from memory_saving_gradients.pipeline.decide import decide, is_worth_it, plain
+from memory_saving_gradients.pipeline.decide import beside, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.loops import Loops, Segments, choose, run_in_segments
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
@@ -86,7 +86,7 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
     if isinstance(request.budget, OfDevice):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
     loops = Loops.of(reading, exact=not request.running_sums)
-    segments = choose(loops, reading, request) if loops.sizes else {}
+    segments = choose(loops, reading, request)
     unmet: list[BudgetError] = []
     if any(segments.values()):
         try:
@@ -111,7 +111,6 @@ def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments:
     Raises:
         BudgetError: it misses the budget.
     """
-    before = reading.problem
     if isinstance(request.budget, float):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
     with tf_private.all_or_nothing():
@@ -120,21 +119,15 @@ def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments:
             step = run_in_segments(loops, segments, reading.step, inside)
         plain_when_differentiated(step.graph, edits)
         now = read(step, request.cost_model, request.sizes)
-        added = float(now.problem.costs.sum() / before.costs.sum())
         if request.max_overhead is not None:
+            added = float(now.problem.costs.sum() / reading.problem.costs.sum())
             left = max((1 + request.max_overhead) / added - 1, _NO_OVERHEAD)
             request = dataclasses.replace(request, max_overhead=left)
         try:
             plan = _predicted(step, request, now)
         except _SavesNothing:
             plan = plain(now, request, in_bytes(request, now))
-    return dataclasses.replace(
-        plan,
-        baseline_peak_bytes=plain_peak(before),
-        baseline_one_thread_bytes=reading.one_thread,
-        overhead=(1 + plan.overhead) * added - 1,
-        loops=loops.plans(segments),
-    )
+    return dataclasses.replace(beside(plan, reading, now.problem), loops=loops.plans(segments))
 
 
 # The least that a planner takes for an overhead.
@@ -256,13 +249,7 @@ def _plan_with_branches(step: BackwardPass, request: Request, before: Reading) -
         if not chosen and plan.peak_bytes >= decide(before, request).peak_bytes:
             raise _NoBetter
         rewrite(reading.in_order_of(plan.problem), plan.schedule, moved)
-    added = reading.problem.costs.sum() / before.problem.costs.sum()
-    return dataclasses.replace(
-        plan,
-        baseline_peak_bytes=plain_peak(before.problem),
-        baseline_one_thread_bytes=before.one_thread,
-        overhead=float((1 + plan.overhead) * added - 1),
-    )
+    return beside(plan, before, reading.problem)
 
 
 class _NoBetter(Exception):

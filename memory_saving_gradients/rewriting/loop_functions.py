@@ -22,19 +22,24 @@ _LIKE_THE_LOOP = ("_lower_using_switch_merge", "_xla_propagate_compile_time_cons
 _made = itertools.count(1)
 
 
+def flat(groups: Groups) -> list[tf.Tensor]:
+    """Loop variables in the order in which a loop has them."""
+    return [*itertools.chain(*groups.values())]
+
+
 def function(name: str, like: Groups, make: Callable[[Groups], Sequence[tf.Tensor]]) -> Any:
     """A function of loop variables."""
     body = new_graph(name)
     with body.as_default():
         given = {group: [loop_variable(t, group) for t in those] for group, those in like.items()}
         body.outputs = [*make(given)]
-        body.inputs = [*itertools.chain(*given.values())]
+        body.inputs = flat(given)
     return body
 
 
 def round_function(name: str, like: Groups, make: Callable[[Groups], Groups]) -> Any:
     """The function of a round, which hands on the groups that `make` leaves out."""
-    return function(name, like, lambda given: [*itertools.chain(*(given | make(given)).values())])
+    return function(name, like, lambda given: flat(given | make(given)))
 
 
 def new_graph(name: str) -> Any:
@@ -76,9 +81,8 @@ def loop(
     stateful = any(
         op.op_def.is_stateful for op in body.get_operations() if op.type != "Placeholder"
     )
-    flat = [*itertools.chain(*begin.values())]
-    shapes = [t.shape for t in itertools.chain(*like.values())]
-    made = while_op(name, flat, names, shapes, stateful, of)
+    shapes = [t.shape for t in flat(like)]
+    made = while_op(name, flat(begin), names, shapes, stateful, of)
     tf_private.set_number(made[0].op, ROUNDS, rounds)
     return split(made, begin)
 
@@ -119,9 +123,9 @@ def while_op(
     return list(made)
 
 
-def split(flat: Sequence[tf.Tensor], like: Groups) -> Groups:
+def split(variables: Sequence[tf.Tensor], like: Groups) -> Groups:
     """Loop variables by group again."""
-    waiting = iter(flat)
+    waiting = iter(variables)
     return {group: [next(waiting) for _ in tensors] for group, tensors in like.items()}
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -24,7 +23,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.functions import ROUNDS
-from memory_saving_gradients.graph.loops import LoopPair, Start
+from memory_saving_gradients.graph.loops import LoopPair, Start, hands_on
 from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.rewriting.loop_functions import (
@@ -32,6 +31,7 @@ from memory_saving_gradients.rewriting.loop_functions import (
     Groups,
     condition_for,
     empty_list,
+    flat,
     function,
     item,
     loop,
@@ -95,20 +95,16 @@ def two_levels(
         segments: how many segments are expected.
     """
     with apart(pair.forward.graph, "recompute"):
-        lists, counts = _forward_in_segments(
-            pair, tf.convert_to_tensor(every, tf.int32), most, rounds
-        )
+        kept = _forward_in_segments(pair, tf.convert_to_tensor(every, tf.int32), most, rounds)
         length = None if most is None else int(every)
-        gradient = _backward_in_segments(pair, lists, counts, length, rounds)
+        gradient = _backward_in_segments(pair, kept, length, rounds)
     for op in (pair.forward, gradient):
         tf_private.set_number(op, ROUNDS, segments)
     return gradient
 
 
-def _forward_in_segments(
-    pair: LoopPair, every: tf.Tensor, most: int | None, rounds: int
-) -> tuple[Groups, Groups]:
-    """Makes a loop one over segments; what it pushes, and how many segments of how many rounds."""
+def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rounds: int) -> Groups:
+    """Makes a loop one over segments: what it pushes, and how many segments of how many rounds."""
     start = pair.to_go_on
     states = [pair.body.inputs[i] for i in start.states]
     length = None if most is None else -(-most // int(tf.get_static_value(every)))
@@ -152,7 +148,7 @@ def _forward_in_segments(
 
         made = loop("segment", within, like, goes_on, one_round, pair.forward, rounds)
         after = dict(zip(stay, made["own"], strict=True))
-        unchanged = {i for i in stay if _is_invariant(pair, i)}
+        unchanged = {i for i in stay if hands_on(pair.body, i)}
         return {
             "own": [t if i in unchanged else after.get(i, t) for i, t in enumerate(own)],
             "counts": [done + 1, every],
@@ -162,23 +158,20 @@ def _forward_in_segments(
 
     body = round_function(pair.body.name, like, forward)
     condition = condition_for(pair.condition, like)
-    made = _change(pair.forward, condition, body, [*itertools.chain(*begin.values())])
-    saved = split(made, begin)
-    counts = {"counts": saved.pop("counts")}
-    return saved, counts
+    return split(_change(pair.forward, condition, body, flat(begin)), begin)
 
 
 def _backward_in_segments(
-    pair: LoopPair, lists: Groups, counts: Groups, length: int | None, expected: int
+    pair: LoopPair, kept: Groups, length: int | None, expected: int
 ) -> tf.Operation:
     """The gradient of a loop as one over segments."""
     start = pair.to_go_on
     states = [pair.body.inputs[i] for i in start.states]
-    segments, every = counts["counts"]
+    segments, every = kept["counts"]
     begin: Groups = {
         "counts": [segments, every, tf.constant(0)],
-        "states": lists["states"],
-        "once": lists["once"],
+        "states": kept["states"],
+        "once": kept["once"],
         **_at_hand(pair, start),
     }
     like = {"own": pair.gradient.inputs, **begin}
@@ -198,10 +191,8 @@ def _backward_in_segments(
         made = same_loop("segment_grad", own, pair.backward, expected)
         unchanged = {
             i
-            for i, (t, after) in enumerate(
-                zip(pair.gradient.inputs, pair.gradient.outputs, strict=True)
-            )
-            if i in refilled or i in (0, 2) or kinds.owner(after) is t
+            for i in range(len(pair.gradient.inputs))
+            if i in refilled or i in (0, 2) or hands_on(pair.gradient, i)
         }
         return {
             "own": [given["own"][i] if i in unchanged else t for i, t in enumerate(made)],
@@ -324,9 +315,9 @@ def _gradient(
     known = {t.name: now for t, now in zip(pair.gradient.inputs, own, strict=True)}
     for i, list_ in pair.popped.items():
         if list_ in values:
-            (pop,) = pair.gradient.inputs[i].consumers()
-            known[pop.outputs[0].name] = own[i]
-            known[pop.outputs[1].name] = values[list_]
+            (popping,) = pair.gradient.inputs[i].consumers()
+            known[popping.outputs[0].name] = own[i]
+            known[popping.outputs[1].name] = values[list_]
     return transplanted(
         pair.gradient, pair.gradient.outputs, known, also=pair.gradient.control_outputs
     )
@@ -364,10 +355,6 @@ def _known(
     return known | {name: values[i] for name, i in start.reads.items()}
 
 
-def _is_invariant(pair: LoopPair, index: int) -> bool:
-    return kinds.owner(pair.body.outputs[index]) is pair.body.inputs[index]
-
-
 def _given(tensor: tf.Tensor) -> tf.Tensor:
     """What a gradient begins a segment with.
 
@@ -397,9 +384,9 @@ def _round_of_gradient(
         own = [loop_variable(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
         made = _gradient(pair, own, dict(zip(pair.again, values, strict=True)))
         given = {"own": own, **given}
-        body.inputs = [*itertools.chain(*given.values())]
+        body.inputs = flat(given)
         after = {"own": made, "lists": [left for left, _ in popped]}
-        body.outputs = [*itertools.chain(*(given | after).values())]
+        body.outputs = flat(given | after)
         results = [t for t in made if t.op.type != "Placeholder" and t.dtype != tf.resource]
         if results:
             inside(BackwardPass.since(first_new, results[0], results))
@@ -438,11 +425,11 @@ def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> 
 def _new_gradient(pair: LoopPair, condition: Any, body: Any, more: Groups) -> tf.Operation:
     """The gradient of a loop with other functions and more loop variables, which all read now."""
     old = pair.backward
-    flat = [*itertools.chain(*more.values())]
-    names = [tf_private.function_of(function, old.graph) for function in (condition, body)]
-    shapes = [*map(tf.TensorShape, old.get_attr("output_shapes")), *(t.shape for t in flat)]
+    new = flat(more)
+    names = [tf_private.function_of(one, old.graph) for one in (condition, body)]
+    shapes = [*map(tf.TensorShape, old.get_attr("output_shapes")), *(t.shape for t in new)]
     with old.graph.name_scope(None), old.graph.device(old.device):
-        made = while_op(f"{old.name}/recomputing", [*old.inputs, *flat], names, shapes, False, old)
+        made = while_op(f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, False, old)
     tf_private.add_control_inputs(made[0].op, old.control_inputs)
     for before, after in zip(old.outputs, made, strict=False):
         tf_private.reroute(before, after)
