@@ -17,7 +17,7 @@ from typing import Any
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, functions, gate, order, tf_private
+from memory_saving_gradients.graph import calls, gate, order, tf_private, variants
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.transplant import stand_in, transplanted
 
@@ -240,4 +240,4 @@ def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
     if tensor.op.type in ("ReadVariableOp", "Const"):
         return 0
     held = tensor.dtype == tf.variant
-    return functions.held_bytes(tensor, shapes) if held else shapes.bytes(tensor)
+    return variants.held_bytes(tensor, shapes) if held else shapes.bytes(tensor)

@@ -7,8 +7,9 @@ from collections.abc import Container
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, functions, order
+from memory_saving_gradients.graph import calls, order
 from memory_saving_gradients.graph.costs import estimate_seconds
+from memory_saving_gradients.graph.rounds import expected_rounds
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.planning.problem import Op, Problem
 from memory_saving_gradients.planning.simulate import simulate
@@ -48,6 +49,6 @@ def of_calls(
             continue
         simulation = simulate(Problem(tuple(steps), tuple(tensors), results), range(len(steps)))
         handed_on = sum(tensors[t].bytes for t in results)
-        dearest = max(dearest, simulation.cost * functions.rounds(op, outside))
+        dearest = max(dearest, simulation.cost * expected_rounds(op, outside))
         most = max(most, simulation.peak - handed_on)
     return dearest, most

@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import functions, kinds
+from memory_saving_gradients.graph import kinds
 from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.graph.variants import held_bytes, passed_on
 from memory_saving_gradients.runtimes.runtime import Runtime
 
 #: The tensors that are left out of a problem hold, together, at most this share of all bytes.
@@ -38,13 +39,13 @@ class Buffers:
         for op in operations:
             for i, tensor in enumerate(op.outputs):
                 shown = kinds.shown_input(op, i)
-                shown = functions.passed_on(op, i) if shown is None else shown
+                shown = passed_on(op, i) if shown is None else shown
                 if shown is not None and tensor.dtype not in kinds.HANDLES:
                     self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
                     self._bytes[tensor.name] = self.bytes(shown)
                 elif kinds.is_of_the_step(op) and tensor.dtype not in kinds.HANDLES:
                     known = tensor.dtype != tf.variant
-                    size = shapes.bytes(tensor) if known else functions.held_bytes(tensor, shapes)
+                    size = shapes.bytes(tensor) if known else held_bytes(tensor, shapes)
                     size = runtime.untold_bytes(op, i, shapes) or size
                     self._bytes[tensor.name] = size
                     own.add(tensor.name)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import functions
 from memory_saving_gradients.graph.loops import LoopPair
+from memory_saving_gradients.graph.rounds import counted_rounds, expected_rounds
 from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.graph.variants import held_bytes
 from memory_saving_gradients.planning.problem import Problem
 from memory_saving_gradients.reading.read import Reading
 
@@ -73,9 +74,9 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
         shapes: the shapes of its tensors.
     """
     inside = shapes.within(pair.forward, pair.body, pair.body.get_operations())
-    counted = functions.counted_rounds(pair.forward, shapes)
-    rounds = max(1, functions.rounds(pair.forward, shapes))
-    held = sum(functions.held_bytes(pair.forward.outputs[i], shapes) for i in pair.again)
+    counted = counted_rounds(pair.forward, shapes)
+    rounds = max(1, expected_rounds(pair.forward, shapes))
+    held = sum(held_bytes(pair.forward.outputs[i], shapes) for i in pair.again)
 
     def of(tensors: Iterable[tf.Tensor]) -> int:
         return sum(inside.bytes(t) for t in tensors if t.dtype.size)
@@ -84,7 +85,7 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
         of(pair.body.inputs[i] for i in start.states) for start in (pair.to_begin, pair.to_go_on)
     )
     lists = {
-        t.name: functions.held_bytes(t, shapes, without=pair.again)
+        t.name: held_bytes(t, shapes, without=pair.again)
         for i, t in enumerate(pair.forward.outputs)
         if t.dtype == tf.variant and i not in pair.again
     }

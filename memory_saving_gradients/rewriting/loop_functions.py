@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, tf_private
-from memory_saving_gradients.graph.functions import ROUNDS
+from memory_saving_gradients.graph.rounds import ROUNDS
 from memory_saving_gradients.graph.transplant import stand_in, transplanted
 
 #: Loop variables by what they are; a loop has them in the order of the groups.

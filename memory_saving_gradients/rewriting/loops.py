@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
-from memory_saving_gradients.graph.functions import ROUNDS
 from memory_saving_gradients.graph.loops import LoopPair, Start, hands_on
+from memory_saving_gradients.graph.rounds import ROUNDS
 from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.rewriting.loop_functions import (

@@ -2,13 +2,10 @@
 
 import functools
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients, gradients_memory
-from memory_saving_gradients.graph import functions
-from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.measure import session_peak
 from memory_saving_gradients.rewriting.run import COPY
 from tests.cases import assert_same
@@ -222,60 +219,3 @@ def test_in_a_function_it_may_run_again_unless_it_writes():
     assert "While" in copied(lambda h: loop(h, w))
     assert "While" not in copied(counting)
     assert seen.numpy() == 30
-
-
-def counting(condition, step, first):
-    def form(h):
-        return tf.while_loop(
-            lambda i, _: condition(i), lambda i, h: (step(i), tf.sin(h)), [first, h]
-        )
-
-    return form
-
-
-@pytest.mark.parametrize(
-    ("form", "rounds"),
-    [
-        (lambda h: tf.while_loop(lambda i, _: i < 5, lambda i, h: (i + 1, tf.sin(h)), [2, h]), 3),
-        (
-            lambda h: tf.while_loop(
-                lambda _: tf.reduce_sum(h) > 0, lambda h: [tf.sin(h)], [h], maximum_iterations=7
-            ),
-            7,
-        ),
-        (lambda h: tf.while_loop(lambda h: tf.reduce_sum(h) > 0, lambda h: [tf.sin(h)], [h]), 16),
-        (counting(lambda i: i < 1.0, lambda i: i + 0.1, 0.0), 10),
-        (counting(lambda i: i <= 12, lambda i: 3 + i, 0), 5),
-        (counting(lambda i: i > 4, lambda i: i + -2, 9), 3),
-        (counting(lambda i: i >= 1, lambda i: i - 1, 6), 6),
-        (counting(lambda i: i < 100, lambda i: i * 2, 1), 16),
-        (counting(lambda i: i > 4, lambda i: i + 1, 0), 0),
-        (counting(lambda i: i < np.inf, lambda i: i + 1, 0.0), 16),
-        (
-            lambda h: tf.while_loop(
-                lambda i, *_: i < 100, lambda i, j, h: (i + j, j + i, tf.sin(h)), [1, 1, h]
-            ),
-            16,
-        ),
-        (lambda h: counting(lambda i: i < tf.shape(h)[1], lambda i: i + 1, 0)(h), 8),
-    ],
-)
-def test_rounds_of_a_loop(graph, form, rounds):
-    form(tf.ones((8, 8)))
-    (op,) = [op for op in graph.get_operations() if op.type == "StatelessWhile"]
-    assert functions.rounds(op, Shapes(graph.get_operations())) == rounds
-
-
-def test_the_branch_that_a_constant_tells_is_the_one_that_counts(graph):
-    def kept(condition):
-        x = tf.sin(tf.zeros((64, 16)))
-        y = tf.cond(condition, lambda: tf.exp(tf.sin(tf.exp(tf.sin(x)))), lambda: tf.exp(x))
-        tf.gradients(y, x)
-        shapes = Shapes(graph.get_operations())
-        held = [t for t in y.op.inputs[0].op.outputs if t.dtype == tf.variant]
-        return sum(functions.held_bytes(t, shapes) for t in held) // (64 * 16 * 4)
-
-    ones = tf.fill(tf.shape(tf.zeros((4,))), 1)
-    open_to_both = kept(v1.placeholder(tf.bool, ()))
-    assert kept(tf.reduce_any(ones > 0)) == open_to_both
-    assert kept(tf.reduce_any(ones > 1)) < open_to_both

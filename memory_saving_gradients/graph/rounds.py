@@ -1,0 +1,108 @@
+"""How many rounds a loop runs, as far as its condition and its counter tell."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from memory_saving_gradients.graph import calls, kinds, tf_private
+from memory_saving_gradients.graph.loops import loop_behind
+from memory_saving_gradients.graph.shapes import Shapes
+
+#: The attribute of a loop that tells how many rounds are expected.
+ROUNDS = "_memory_saving_rounds"
+# The rounds of a loop whose length the graph does not tell.
+_NOMINAL_ROUNDS = 16
+_SIGNS = {"Add": 1, "AddV2": 1, "Sub": -1}  # what a step is added with
+_COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
+
+
+def expected_rounds(op: tf.Operation, shapes: Shapes) -> int:
+    """How often a loop goes round, as far as it can be foretold.
+
+    Args:
+        op: any op.
+        shapes: the shapes of its graph.
+
+    Returns:
+        The rounds; a nominal number where nothing tells it; 1 for what is no loop.
+    """
+    if op.type not in calls.LOOPS:
+        return 1
+    counted = counted_rounds(op, shapes)
+    return _NOMINAL_ROUNDS if counted is None else counted
+
+
+def counted_rounds(op: tf.Operation, shapes: Shapes) -> int | None:
+    """The rounds of a loop whose condition compares a counter with a known number, else None."""
+    if kinds.is_gate(op):
+        return 0
+    if ROUNDS in op.node_def.attr:
+        return int(op.get_attr(ROUNDS))
+    if (loop := loop_behind(op)) is not None:
+        return counted_rounds(loop, shapes)
+    condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
+    if condition is None or not calls.bodies(op):
+        return None
+    found = []
+    waiting = [condition.outputs[0].op]
+    while waiting:
+        one = waiting.pop()
+        if one.type in _COMPARISONS:
+            found.append(_counted(op, one, shapes))
+        elif one.type in ("LogicalAnd", "Identity"):
+            waiting.extend(t.op for t in one.inputs)
+    return min((count for count in found if count is not None), default=None)
+
+
+def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int | None:
+    """How often a comparison in the condition of a loop holds; None where nothing tells it."""
+    (body,) = calls.bodies(op)
+    low, high = (_known(op, t, shapes) for t in comparison.inputs)
+    up, down = (_step(op, body, t, shapes) for t in comparison.inputs)
+    if low is None or high is None or up is None or down is None:
+        return None
+    if comparison.type.startswith("Greater"):
+        low, high, up, down = high, low, down, up
+    or_equal = comparison.type.endswith("Equal")
+    if low > high or (low == high and not or_equal):
+        return 0
+    nearer = up - down  # by so much the two come nearer to each other in a round
+    passed = (high - low) / nearer if nearer > 0 else math.inf
+    if not math.isfinite(passed):
+        return None
+    return math.floor(passed) + 1 if or_equal else math.ceil(passed)
+
+
+def _known(op: tf.Operation, tensor: tf.Tensor, shapes: Shapes) -> float | None:
+    """The number that a tensor of a loop's functions is when the loop begins."""
+    place = _place(tensor)
+    known = tf_private.constant(tensor) if place is None else shapes.constant(op.inputs[place])
+    return None if known is None or np.ndim(known) else np.asarray(known).item()
+
+
+def _step(op: tf.Operation, body: tf.Graph, tensor: tf.Tensor, shapes: Shapes) -> float | None:
+    """By how much a tensor of a loop's functions is larger after a round; None if it varies."""
+    place = _place(tensor)
+    if place is None:
+        return 0
+    before, after = body.inputs[place], kinds.owner(body.outputs[place])
+    if after is before:
+        return 0
+    read = [kinds.owner(t) for t in after.op.inputs]
+    added = [t for t in read if t is not before]
+    if after.op.type not in _SIGNS or len(added) != 1:
+        return None
+    size, place = _known(op, added[0], shapes), _place(added[0])
+    stays = place is None or kinds.owner(body.outputs[place]) is body.inputs[place]
+    if size is None or not stays or (after.op.type == "Sub" and read[0] is not before):
+        return None
+    return _SIGNS[after.op.type] * size
+
+
+def _place(tensor: tf.Tensor) -> int | None:
+    """Which input of its function a tensor shows; None for another tensor."""
+    shown = kinds.owner(tensor)
+    return next((i for i, given in enumerate(tensor.graph.inputs) if given is shown), None)

@@ -1,0 +1,50 @@
+"""How many rounds a loop runs."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients.graph.rounds import expected_rounds
+from memory_saving_gradients.graph.shapes import Shapes
+
+
+def counting(condition, step, first):
+    def form(h):
+        return tf.while_loop(
+            lambda i, _: condition(i), lambda i, h: (step(i), tf.sin(h)), [first, h]
+        )
+
+    return form
+
+
+@pytest.mark.parametrize(
+    ("form", "rounds"),
+    [
+        (lambda h: tf.while_loop(lambda i, _: i < 5, lambda i, h: (i + 1, tf.sin(h)), [2, h]), 3),
+        (
+            lambda h: tf.while_loop(
+                lambda _: tf.reduce_sum(h) > 0, lambda h: [tf.sin(h)], [h], maximum_iterations=7
+            ),
+            7,
+        ),
+        (lambda h: tf.while_loop(lambda h: tf.reduce_sum(h) > 0, lambda h: [tf.sin(h)], [h]), 16),
+        (counting(lambda i: i < 1.0, lambda i: i + 0.1, 0.0), 10),
+        (counting(lambda i: i <= 12, lambda i: 3 + i, 0), 5),
+        (counting(lambda i: i > 4, lambda i: i + -2, 9), 3),
+        (counting(lambda i: i >= 1, lambda i: i - 1, 6), 6),
+        (counting(lambda i: i < 100, lambda i: i * 2, 1), 16),
+        (counting(lambda i: i > 4, lambda i: i + 1, 0), 0),
+        (counting(lambda i: i < np.inf, lambda i: i + 1, 0.0), 16),
+        (
+            lambda h: tf.while_loop(
+                lambda i, *_: i < 100, lambda i, j, h: (i + j, j + i, tf.sin(h)), [1, 1, h]
+            ),
+            16,
+        ),
+        (lambda h: counting(lambda i: i < tf.shape(h)[1], lambda i: i + 1, 0)(h), 8),
+    ],
+)
+def test_rounds_of_a_loop(graph, form, rounds):
+    form(tf.ones((8, 8)))
+    (op,) = [op for op in graph.get_operations() if op.type == "StatelessWhile"]
+    assert expected_rounds(op, Shapes(graph.get_operations())) == rounds
