@@ -30,7 +30,7 @@ from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.decide import by_memory
 from memory_saving_gradients.pipeline.device_budget import device_bytes
 from memory_saving_gradients.pipeline.why import saves_little, why_little_is_saved
-from memory_saving_gradients.planning.units import said
+from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.report.figures import check_matplotlib
 from memory_saving_gradients.report.summary import rendered
@@ -79,14 +79,16 @@ def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
     title = "In all"
     with contextlib.suppress(OSError):  # the system does not tell
         has, used = device_bytes()
-        title += f", of {said(has)} that {'the system has free' if used is None else 'it has'}"
+        title += (
+            f", of {format_bytes(has)} that {'the system has free' if used is None else 'it has'}"
+        )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_footer=True)
     plain, planned = (sum(column) for column in zip(*rows.values(), strict=True))
     table.add_column("what", "in all")
-    table.add_column("plain", said(plain), justify="right")
-    table.add_column("as planned", said(planned), justify="right")
+    table.add_column("plain", format_bytes(plain), justify="right")
+    table.add_column("as planned", format_bytes(planned), justify="right")
     for name, sizes in rows.items():
-        table.add_row(name, *map(said, sizes))
+        table.add_row(name, *map(format_bytes, sizes))
     return table
 
 
@@ -202,8 +204,8 @@ def _measured(options: argparse.Namespace) -> str:
     plain, saving = peaks["plain"], peaks["saving"]
     times = {name: statistics.median(found) for name, found in seconds.items()}
     return (
-        f"measured in `fit`, optimizer included: peak {said(plain)} -> "
-        f"{said(saving)} ({plain / max(saving, 1):.2f}x less), "
+        f"measured in `fit`, optimizer included: peak {format_bytes(plain)} -> "
+        f"{format_bytes(saving)} ({plain / max(saving, 1):.2f}x less), "
         f"step {times['plain']:.3f} s -> {times['saving']:.3f} s "
         f"({times['saving'] / times['plain']:.2f}x)"
     )

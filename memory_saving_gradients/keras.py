@@ -25,7 +25,7 @@ from memory_saving_gradients.doors.patching import patch
 from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.options.checkpoints_argument import Checkpoints
 from memory_saving_gradients.options.options import MoreOptions, Options
-from memory_saving_gradients.planning.units import said
+from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans import registry
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.report import figures, summary
@@ -287,7 +287,7 @@ class MemoryReport(keras.callbacks.Callback):
             self.measured_bytes = self._meter.bytes()
             self._meter = None
             if first:
-                peak = said(self.measured_bytes)
+                peak = format_bytes(self.measured_bytes)
                 print(f"memory_saving_gradients: measured peak {peak} above the start")
             if self._writer is not None:
                 with self._writer.as_default(step=self._epoch):

@@ -20,7 +20,7 @@ from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import lowest
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
-from memory_saving_gradients.planning.units import said
+from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.report.summary import rendered
 
 # The batch that is read first, the largest that is looked for, how near to the largest possible one
@@ -119,8 +119,8 @@ def max_batch(
     step = traced_step(model_or_step, example, Options("memory", device=device))
     if allowed <= step.variables_bytes:
         raise ValueError(
-            f"memory of {said(allowed)} does not hold the variables alone: they take "
-            f"{said(step.variables_bytes)}"
+            f"memory of {format_bytes(allowed)} does not hold the variables alone: they take "
+            f"{format_bytes(step.variables_bytes)}"
         )
     search = _Search(step, allowed)
     with bar("looking for the largest batch", len(_WAYS)) as tick:

@@ -12,7 +12,7 @@ from memory_saving_gradients.measure import available_bytes
 from memory_saving_gradients.options.budgets import OfDevice
 from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.planning.simulate import plain_peak
-from memory_saving_gradients.planning.units import said
+from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.reading.read import Reading
 
 logger = logging.getLogger("memory_saving_gradients")
@@ -38,8 +38,8 @@ def in_bytes(request: Request, reading: Reading) -> int | None:
     logger.info(
         "memory_budget of %.0f%% of the device: %s of %s, beside variables and inputs",
         100 * request.budget.share,
-        said(left),
-        said(has),
+        format_bytes(left),
+        format_bytes(has),
     )
     return left
 

@@ -21,7 +21,7 @@ from memory_saving_gradients.pipeline.decide import decide, plain
 from memory_saving_gradients.pipeline.why import missed
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.planning.stretches import fewer_stretches
-from memory_saving_gradients.planning.units import said
+from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.reading.measured_costs import CannotMeasure, stand_ins
@@ -107,7 +107,7 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
     except BudgetError as error:
         warn(
             f"memory_saving_gradients: with what TensorFlow makes of it, this step may take "
-            f"{said(error.lowest_peak_bytes)} where {said(budget)} are allowed. "
+            f"{format_bytes(error.lowest_peak_bytes)} where {format_bytes(budget)} are allowed. "
             "verify=True measures it"
         )
         _rewrite(reading, plan)
@@ -186,7 +186,7 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
         raise missed(reading, budget, _compiled_peak(lowest), lowest)
     warn(
         f"memory_saving_gradients: XLA's compiler for {target} allocates "
-        f"{said(_compiled_peak(lowest))} for this step where {said(budget)} are "
+        f"{format_bytes(_compiled_peak(lowest))} for this step where {format_bytes(budget)} are "
         "allowed. verify=True makes that an error"
     )
     return lowest
@@ -321,9 +321,9 @@ def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Pl
 
 def _kept(error: BudgetError, what: str, found: int) -> str:
     return (
-        f"memory_saving_gradients: memory_budget of {said(error.budget_bytes)} is kept by "
-        f"no plan as predicted: the lowest peak would be {said(error.lowest_peak_bytes)}. "
-        f"But {what} takes {said(found)}, as measured"
+        f"memory_saving_gradients: memory_budget of {format_bytes(error.budget_bytes)} is kept by "
+        f"no plan as predicted: the lowest peak would be {format_bytes(error.lowest_peak_bytes)}. "
+        f"But {what} takes {format_bytes(found)}, as measured"
     )
 
 

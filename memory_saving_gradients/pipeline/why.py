@@ -10,7 +10,7 @@ from memory_saving_gradients.graph.origin import origin
 from memory_saving_gradients.options.budgets import LEAST_BYTES, BudgetError
 from memory_saving_gradients.planning.problem import Schedule
 from memory_saving_gradients.planning.simulate import simulate
-from memory_saving_gradients.planning.units import said
+from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.report.obstacles import in_the_way
@@ -41,11 +41,11 @@ def unreachable(
     names = [problem.tensors[t].name for t in held]
     tensors = [graph.get_tensor_by_name(name) for name in names[:_HOLDERS]]
     largest = "; ".join(
-        f"{_named(t.name, t.op)}, {said(problem.tensors[i].bytes)}"
+        f"{_named(t.name, t.op)}, {format_bytes(problem.tensors[i].bytes)}"
         for t, i in zip(tensors, held, strict=False)
     )
     workspace = problem.ops[schedule[entry]].workspace
-    scratch = f" It takes {said(workspace)} of scratch space." if workspace else ""
+    scratch = f" It takes {format_bytes(workspace)} of scratch space." if workspace else ""
     all_bytes = sum(problem.tensors[t].bytes for t in held) + workspace
     weights = sum(problem.tensors[t].bytes for t in held if t in reading.roles.of_weights)
     target = reading.step.target
@@ -67,9 +67,9 @@ def unreachable(
             "makes smaller."
         )
     return BudgetError(
-        f"memory_budget of {said(budget)} cannot be met for the gradients of "
+        f"memory_budget of {format_bytes(budget)} cannot be met for the gradients of "
         f"{_named(target.name, target.op)}: the lowest peak found is "
-        f"{said(simulation.peak)}, while {_named(op.name, op)} runs.{scratch} The largest "
+        f"{format_bytes(simulation.peak)}, while {_named(op.name, op)} runs.{scratch} The largest "
         f"of the {len(held)} tensors that are alive then: {largest}. {advice}",
         budget,
         simulation.peak,
@@ -104,11 +104,11 @@ def missed(reading: Reading, budget: int, lowest: int, plan: Plan) -> BudgetErro
     if plan.process_peak_bytes is not None:
         both = (
             f" That is the process; TensorFlow's allocator was asked for "
-            f"{said(plan.measured_peak_bytes or 0)}."
+            f"{format_bytes(plan.measured_peak_bytes or 0)}."
         )
     return BudgetError(
-        f"memory_budget of {said(budget)} is kept by no run for the gradients of "
-        f"{_named(target.name, target.op)}: the lowest measured peak is {said(lowest)}."
+        f"memory_budget of {format_bytes(budget)} is kept by no run for the gradients of "
+        f"{_named(target.name, target.op)}: the lowest measured peak is {format_bytes(lowest)}."
         f"{both} Allow at least {_said(lowest)}, or make the batch smaller.",
         budget,
         lowest,
@@ -144,9 +144,9 @@ def why_nothing_is_saved(plan: Plan, by_memory: Plan | None) -> str:
             "from inputs, variables, or ops with state."
         )
     return intro + (
-        f"The predicted peak is {said(plan.baseline_peak_bytes)} as it is and would be "
-        f"{said(plan.peak_bytes)} with {len(plan.recomputed)} ops recomputed. {in_the_way(plan)}"
-        f"{_instead(by_memory)}"
+        f"The predicted peak is {format_bytes(plan.baseline_peak_bytes)} as it is and would be "
+        f"{format_bytes(plan.peak_bytes)} with {len(plan.recomputed)} ops recomputed. "
+        f"{in_the_way(plan)}{_instead(by_memory)}"
     )
 
 
@@ -160,7 +160,7 @@ def why_little_is_saved(plan: Plan, by_memory: Plan | None) -> str:
     """The warning of a plan that leaves most of the peak, and what to try; see the other one."""
     return (
         f'memory_saving_gradients: checkpoints="{plan.strategy}" saves little here: '
-        f"{said(plan.baseline_peak_bytes)} -> {said(plan.peak_bytes)} at an "
+        f"{format_bytes(plan.baseline_peak_bytes)} -> {format_bytes(plan.peak_bytes)} at an "
         f"overhead of {plan.overhead:z.1%}, as predicted. {in_the_way(plan)}{_instead(by_memory)}"
     )
 
@@ -170,8 +170,8 @@ def _instead(plan: Plan | None) -> str:
     if plan is None:
         return ""
     return (
-        f' checkpoints="{plan.strategy}" would give {said(plan.peak_bytes)} at an overhead of '
-        f"{plan.overhead:z.1%}."
+        f' checkpoints="{plan.strategy}" would give {format_bytes(plan.peak_bytes)} at an '
+        f"overhead of {plan.overhead:z.1%}."
     )
 
 

@@ -118,7 +118,7 @@ def annealed(
         hot: what a move may cost in the beginning, as a share of the cost of the step.
         seed: of the random choices; equal seeds find equal schedules.
     """
-    return _found(problem, start, Search(budget, 1.0, math.inf, most_runs, moves, hot, seed))
+    return _searched(problem, start, Search(budget, 1.0, math.inf, most_runs, moves, hot, seed))
 
 
 def lowered(
@@ -143,11 +143,11 @@ def lowered(
     """
     budget = int(_LOWER * simulate(problem, start).peak)
     search = Search(budget, _LOWER, most_cost, most_runs, moves, hot, seed)
-    found = _found(problem, start, search)
-    return start if found is None else found
+    schedule = _searched(problem, start, search)
+    return start if schedule is None else schedule
 
 
-def _found(problem: Problem, start: Schedule, search: Search) -> Schedule | None:
+def _searched(problem: Problem, start: Schedule, search: Search) -> Schedule | None:
     """What `_search` finds, without what it does not need."""
     problem, start, order = problem.in_order_of(start)
     step = Step.of(problem)

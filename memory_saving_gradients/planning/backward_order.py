@@ -38,11 +38,11 @@ def backward_order(
     allowed = _held(problem, together)
     if _held(problem, order) <= allowed:
         return order, set(late)
-    kept: list[int] = []
+    postponed: list[int] = []
     for op in late[:_JUDGED]:
-        if _held(problem, _with_last(waits, together, [*kept, op])) <= allowed:
-            kept.append(op)
-    return _with_last(waits, together, kept), set(kept)
+        if _held(problem, _with_last(waits, together, [*postponed, op])) <= allowed:
+            postponed.append(op)
+    return _with_last(waits, together, postponed), set(postponed)
 
 
 class _Together:
@@ -112,19 +112,19 @@ class _Together:
         if not all(self._may_run(op, set()) for op in group):
             return []
         taken: collections.Counter[int] = collections.Counter()
-        found: list[int] = []
+        chosen: list[int] = []
         net = 0
         for op in group:
-            for one in (op, *self._dying(op, found, taken)):
-                net += self._net(one, taken)
-                taken.update(self._problem.ops[one].inputs)
-                found.append(one)
-        return found if net <= 0 else []
+            for member in (op, *self._dying(op, chosen, taken)):
+                net += self._net(member, taken)
+                taken.update(self._problem.ops[member].inputs)
+                chosen.append(member)
+        return chosen if net <= 0 else []
 
     def _dying(self, op: int, before: Sequence[int], taken: collections.Counter[int]) -> list[int]:
         """What follows an op up to where bytes are freed: the rest of an update, the next sum."""
         inside, taken = {*before, op}, taken + collections.Counter(self._problem.ops[op].inputs)
-        found: list[int] = []
+        followers: list[int] = []
         net = 0
         while net >= 0:
             after = [i for i in self._after[op] if i not in inside and self._may_run(i, inside)]
@@ -134,9 +134,9 @@ class _Together:
             op = after[0]
             net += self._net(op, taken)
             taken.update(self._problem.ops[op].inputs)
-            found.append(op)
+            followers.append(op)
             inside.add(op)
-        return found
+        return followers
 
     def _may_run(self, op: int, inside: Collection[int]) -> bool:
         if min(self._activations(op), default=self._latest) < self._latest:
@@ -147,11 +147,11 @@ class _Together:
     def _net(self, op: int, taken: collections.Counter[int]) -> int:
         """The bytes that an op adds, if so many readers of each tensor have run besides."""
         results = self._problem.results
-        ours = self._problem.ops[op]
-        made = sum(self._size[t] for t in ours.outputs if self._unread[t] or t in results)
+        node = self._problem.ops[op]
+        made = sum(self._size[t] for t in node.outputs if self._unread[t] or t in results)
         freed = sum(
             self._size[t]
-            for t in ours.inputs
+            for t in node.inputs
             if self._made_by[t] >= self._first
             and t not in results
             and self._unread[t] - taken[t] == 1
@@ -170,24 +170,24 @@ def _worth_postponing(
         for tensor in problem.ops[op].inputs:
             last_read.setdefault(tensor, []).append(place[op])
     sizes = problem.sizes
-    found = []
+    gains = []
     for op in reversed(order):
         later = until[op]
         if later <= place[op] + 1:
             continue
-        one = problem.ops[op]
-        made = int(sizes[list(one.outputs)].sum())
+        node = problem.ops[op]
+        made = int(sizes[list(node.outputs)].sum())
         held = sum(
             int(sizes[t])
-            for t in one.inputs
+            for t in node.inputs
             if t not in problem.results
             and all(at < later for at in last_read[t] if at != place[op])
         )
         if made > held:
-            found.append((made - held, op))
-            for tensor in one.inputs:  # later ones of the group see that it stays that long
+            gains.append((made - held, op))
+            for tensor in node.inputs:  # later ones of the group see that it stays that long
                 last_read[tensor].append(later)
-    return [op for _, op in sorted(found, reverse=True)]
+    return [op for _, op in sorted(gains, reverse=True)]
 
 
 def _latest_places(

@@ -63,12 +63,12 @@ class Moment:
     Attributes:
         op: the op.
         read: the forward tensors that are read from then to the next moment, or to the end.
-        beside: the bytes beside forward tensors: gradients, what the op makes, its workspace.
+        other_bytes: the bytes of all but forward tensors: gradients, outputs, workspace.
     """
 
     op: int
     read: frozenset[int]
-    beside: int
+    other_bytes: int
 
 
 class Program:
@@ -156,7 +156,7 @@ class Program:
         least: list[float] = []
         for i, moment in enumerate(self._moments):
             rows.append([(i * self._width + at, b) for at, b in enumerate(size / unit)])
-            limits.append((budget - moment.beside) / unit)
+            limits.append((budget - moment.other_bytes) / unit)
             read_now = set(self._problem.ops[moment.op].inputs)
             least += [float(tensor in read_now) for tensor in self._tensors]
             least += [0.0] * len(self._again)
@@ -205,7 +205,7 @@ def one_cut(problem: Problem) -> Program:
         if bytes_ > most:
             gradients = [t for t in problem.ops[op].inputs if problem.made_by[t] >= forward]
             held = int(problem.sizes[gradients].sum())
-            moment = Moment(op, wanted, _beside(problem, op, held))
+            moment = Moment(op, wanted, _other_bytes(problem, op, held))
             best, most = (before, [moment]), bytes_
     return Program(problem, *best)
 
@@ -262,23 +262,23 @@ def _graph(problem: Problem) -> nx.DiGraph:
     return graph
 
 
-def _program(problem: Problem, moments: Sequence[int]) -> Program:
+def _program(problem: Problem, ops: Sequence[int]) -> Program:
     """The program of the runs of some backward ops, which run in the order of the problem."""
     forward = problem.forward_count
     # What comes before the first of them needs no other forward op to have run.
-    ran = set(range(forward, moments[0] + 1))
-    for index in range(moments[0], -1, -1):
+    ran = set(range(forward, ops[0] + 1))
+    for index in range(ops[0], -1, -1):
         if index in ran:
             ran.update(problem.made_by[t] for t in problem.ops[index].inputs)
     before = {index for index in ran if 0 <= index < forward}
     gradients = _gradients_alive(problem)
-    ends = [*moments[1:], len(problem.ops)]
-    found = []
-    for op, end in zip(moments, ends, strict=True):
+    ends = [*ops[1:], len(problem.ops)]
+    moments = []
+    for op, end in zip(ops, ends, strict=True):
         read = {t for index in range(op, end) for t in problem.ops[index].inputs}
         wanted = frozenset(t for t in read if problem.made_by[t] in before)
-        found.append(Moment(op, wanted, _beside(problem, op, int(gradients[op]))))
-    return Program(problem, before, found)
+        moments.append(Moment(op, wanted, _other_bytes(problem, op, int(gradients[op]))))
+    return Program(problem, before, moments)
 
 
 def _gradients_alive(problem: Problem) -> np.ndarray:
@@ -293,13 +293,13 @@ def _gradients_alive(problem: Problem) -> np.ndarray:
 
 def _last_reads(problem: Problem) -> np.ndarray:
     """The last op that reads each tensor, or -1."""
-    found = np.full(len(problem.tensors), -1)
+    last = np.full(len(problem.tensors), -1)
     for index, op in enumerate(problem.ops):
-        found[list(op.inputs)] = index
-    return found
+        last[list(op.inputs)] = index
+    return last
 
 
-def _beside(problem: Problem, moment: int, gradients: int) -> int:
+def _other_bytes(problem: Problem, moment: int, gradients: int) -> int:
     """The bytes that a backward op takes with those of gradients, beside the forward tensors."""
     op = problem.ops[moment]
     size = problem.sizes
@@ -321,14 +321,16 @@ def _rough_bounds(problem: Problem, budget: int) -> dict[int, float]:
     order = np.argsort(price / np.maximum(size, 1), kind="stable")
     mine, size, price = mine[order], size[order], price[order]
     last_read, gradients = _last_reads(problem)[mine], _gradients_alive(problem)
-    found: dict[int, float] = {}
+    bounds: dict[int, float] = {}
     for index in range(forward, len(problem.ops)):
         later = last_read >= index
-        excess = int(size[later].sum()) + _beside(problem, index, int(gradients[index])) - budget
+        excess = (
+            int(size[later].sum()) + _other_bytes(problem, index, int(gradients[index])) - budget
+        )
         may_go = later & ~np.isin(mine, problem.ops[index].inputs)
         bytes_ = size[may_go]
         dropped = np.clip(excess - (bytes_.cumsum() - bytes_), 0, bytes_)
         part = dropped > 0
         shares = dropped[part] / bytes_[part]
-        found[index] = float((shares * price[may_go][part]).sum())
-    return found
+        bounds[index] = float((shares * price[may_go][part]).sum())
+    return bounds

@@ -57,8 +57,8 @@ def _frontier(problem: Problem, floor: int, most_runs: int) -> Iterator[Schedule
         starts = [best, *nested.within(budget)]
         starts = [start for start in starts if times_run(problem, start) <= most_runs]
         moves = most_moves(problem) // (_BUDGETS * len(starts))
-        found = [annealed(problem, one, budget, most_runs, moves) for one in starts]
-        fitting = [schedule for schedule in found if schedule]
+        schedules = [annealed(problem, start, budget, most_runs, moves) for start in starts]
+        fitting = [schedule for schedule in schedules if schedule]
         if fitting:
             best = cheapest(problem, fitting)
             yield best

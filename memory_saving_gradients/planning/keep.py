@@ -68,15 +68,15 @@ def kept_tensors(problem: Problem, schedule: Schedule) -> list[int]:
     in_backward = False
     ran: set[int] = set()
     first_copy: set[int] = set()
-    found: dict[int, None] = {}
+    kept: dict[int, None] = {}
     for index in schedule:
         in_backward = in_backward or ops[index].backward or index in ran
         if in_backward:
-            found.update((t, None) for t in ops[index].inputs if t in first_copy)
+            kept.update((t, None) for t in ops[index].inputs if t in first_copy)
         if not ops[index].backward:
             if index in ran or in_backward:
                 first_copy.difference_update(ops[index].outputs)
             else:
                 first_copy.update(ops[index].outputs)
         ran.add(index)
-    return list(found)
+    return list(kept)

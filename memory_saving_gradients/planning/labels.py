@@ -41,14 +41,16 @@ class Labels:
     @functools.cached_property
     def common(self) -> str:
         """The scope that most ops lie in, such as a model's name, with its "/"; "" for none."""
-        heads = collections.Counter(one.partition("/")[0] for one in self.origins if "/" in one)
+        heads = collections.Counter(
+            origin.partition("/")[0] for origin in self.origins if "/" in origin
+        )
         head, count = heads.most_common(1)[0] if heads else ("", 0)
         return f"{head}/" if 2 * count > len(self.origins) else ""
 
     def origin(self, problem: Problem, op: int) -> str:
         """Where an op comes from, within `common`; its name, where nothing tells."""
-        found = (self.origins[op] if self.origins else "") or problem.ops[op].name
-        return found.removeprefix(self.common)
+        label = (self.origins[op] if self.origins else "") or problem.ops[op].name
+        return label.removeprefix(self.common)
 
     def shape(self, tensor: int) -> str:
         """The shape of a tensor, as Keras writes it."""

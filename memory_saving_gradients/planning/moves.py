@@ -14,7 +14,7 @@ from memory_saving_gradients.planning.runs import (
     Step,
     above,
     add,
-    found,
+    bisect_left,
     has,
     is_idle,
     may_add,
@@ -91,7 +91,7 @@ def in_the_way(runs: Runs, candidates: np.ndarray, budget: int) -> tuple[int, in
         tensor = candidates[np.random.randint(len(candidates))]
         begin = runs.events_at[tensor]
         end = begin + runs.events_of[tensor]
-        place = found(runs.events, begin, end, 2 * key)
+        place = bisect_left(runs.events, begin, end, 2 * key)
         is_alive = begin < place < end and runs.events[place] % 2 == 1
         if is_alive and runs.events[place] >> 1 != key:
             return tensor, place
@@ -104,7 +104,7 @@ def _exceeding(runs: Runs, budget: int) -> int:
     length = runs.length[0]
     at = np.random.randint(length)
     for _ in range(length):
-        if runs.live[at] + runs.beside[at] > budget:
+        if runs.live[at] + runs.scratch[at] > budget:
             break
         at = at + 1 if at + 1 < length else 0
     return at
@@ -156,7 +156,7 @@ def run_again(
             read = step.reads[edge]
             at = runs.events_at[read]
             end = at + runs.events_of[read]
-            at = found(runs.events, at, end, 2 * key + 1)
+            at = bisect_left(runs.events, at, end, 2 * key + 1)
             is_last = at + 1 == end or runs.events[at + 1] % 2 == 0
             is_far = (runs.events[at - 1] >> 1) // factor != slot
             # Now it lives on to this slot: or else it is made again as well.
@@ -171,11 +171,11 @@ def run_again(
 def _relief(step: Step, runs: Runs, tensor: int, place: int, budget: int) -> int:
     """By how much the excess falls if a tensor is not alive between an event and the one before."""
     length, size = runs.length[0], step.size[tensor]
-    begin = found(runs.keys, 0, length, runs.events[place - 1] >> 1) + 1
-    end = found(runs.keys, begin, length, runs.events[place] >> 1)
+    begin = bisect_left(runs.keys, 0, length, runs.events[place - 1] >> 1) + 1
+    end = bisect_left(runs.keys, begin, length, runs.events[place] >> 1)
     relief = 0
     for i in range(begin, end):
-        taken = runs.live[i] + runs.beside[i]
+        taken = runs.live[i] + runs.scratch[i]
         relief += above(taken, budget) - above(taken - size, budget)
     return relief
 
@@ -275,7 +275,7 @@ def _made_for(step: Step, runs: Runs, key: int, waiting: np.ndarray, left: int) 
 def _made_before(runs: Runs, tensor: int, key: int, waiting: np.ndarray, left: int) -> int:
     """Adds the run that made a tensor before `key` to `waiting`, if nothing reads it between."""
     begin = runs.events_at[tensor]
-    place = found(runs.events, begin, begin + runs.events_of[tensor], 2 * key)
+    place = bisect_left(runs.events, begin, begin + runs.events_of[tensor], 2 * key)
     if place > begin and runs.events[place - 1] % 2 == 0 and left < len(waiting):
         waiting[left] = runs.events[place - 1] >> 1
         return left + 1

@@ -37,7 +37,7 @@ def waves(
     made = np.bincount(simulation.made, size, count + 1).cumsum()
     died = np.bincount(simulation.last + 1, size, count + 2).cumsum()
     scratch = problem.workspaces[np.asarray(schedule, dtype=np.int64)].cumsum()
-    found = []
+    parts = []
     begin = first
     while begin < count:
         gone = died[begin] + (scratch[begin - 1] if begin else 0)
@@ -48,9 +48,9 @@ def waves(
             and made[end] + scratch[end] - gone <= simulation.peak
         ):
             end += 1
-        found.append(range(begin, end))
+        parts.append(range(begin, end))
         begin = end
-    return found
+    return parts
 
 
 def runs_ahead(problem: Problem, schedule: Schedule, first: int) -> bool:

@@ -14,7 +14,7 @@ from memory_saving_gradients.planning.keep import kept_tensors
 from memory_saving_gradients.planning.labels import Labels
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
-from memory_saving_gradients.planning.units import said
+from memory_saving_gradients.planning.units import format_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,22 +129,22 @@ class PlanData:
     def __str__(self) -> str:
         measured = ""
         if self.measured_peak_bytes is not None:
-            measured = f", measured {said(self.measured_peak_bytes)}"
+            measured = f", measured {format_bytes(self.measured_peak_bytes)}"
         if self.process_peak_bytes is not None:
-            measured += f" ({said(self.process_peak_bytes)} of the process)"
+            measured += f" ({format_bytes(self.process_peak_bytes)} of the process)"
         if self.compiled_peak_bytes is not None:
-            compiled = said(self.compiled_peak_bytes)
+            compiled = format_bytes(self.compiled_peak_bytes)
             measured = f", {compiled} by XLA's compiler for {self.compiled_for}"
         ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
         alone = self.baseline_one_thread_bytes or self.baseline_peak_bytes
         if abs(alone - self.baseline_peak_bytes) > _APART * self.baseline_peak_bytes:
-            measured += f", plain {said(alone)} in a session of one inter-op thread"
-        budget = "" if self.budget_bytes is None else f" of {said(self.budget_bytes)}"
+            measured += f", plain {format_bytes(alone)} in a session of one inter-op thread"
+        budget = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
         if budget and self.given:
             budget += f", with {len(self.given)} given tensors kept"
         return (
-            f"{self.strategy}{budget}: predicted peak {said(self.baseline_peak_bytes)} -> "
-            f"{said(self.peak_bytes)} ({ratio:.2f}x){measured}, "
+            f"{self.strategy}{budget}: predicted peak {format_bytes(self.baseline_peak_bytes)} -> "
+            f"{format_bytes(self.peak_bytes)} ({ratio:.2f}x){measured}, "
             f"overhead {self.overhead:z.1%}, "
             f"{len(self.recomputed)} ops recomputed{self._of_loops()}{self._for_batch()}, "
             f"{self.seconds:.2f} s"

@@ -153,9 +153,9 @@ class Problem:
     @functools.cached_property
     def is_result(self) -> np.ndarray:
         """Whether each tensor lives to the end."""
-        found = np.zeros(len(self.tensors), dtype=bool)
-        found[list(self.results)] = True
-        return found
+        is_result = np.zeros(len(self.tensors), dtype=bool)
+        is_result[list(self.results)] = True
+        return is_result
 
     @functools.cached_property
     def costs(self) -> np.ndarray:
@@ -234,14 +234,14 @@ class Problem:
         Forward ops that first run in its backward pass are the last of the forward pass, if it
         has another order than the problem.
         """
-        found = list(dict.fromkeys(np.asarray(schedule).tolist()))
-        first = next((i for i, op in enumerate(found) if self.ops[op].backward), len(found))
-        forward = found[:first]
+        order = list(dict.fromkeys(np.asarray(schedule).tolist()))
+        first = next((i for i, op in enumerate(order) if self.ops[op].backward), len(order))
+        forward = order[:first]
         if forward == sorted(forward):
             forward = list(range(self.forward_count))
         else:
             forward += sorted(set(range(self.forward_count)).difference(forward))
-        return [*forward, *(op for op in found[first:] if self.ops[op].backward)]
+        return [*forward, *(op for op in order[first:] if self.ops[op].backward)]
 
     def in_order_of(self, schedule: Schedule) -> tuple[Problem, np.ndarray, np.ndarray]:
         """The problem in the `order_of` a schedule, the schedule in its indices, and that order."""
@@ -291,11 +291,11 @@ def copied(problem: Problem, schedule: Schedule) -> tuple[int, list[bool]]:
     first time is copied, too.
     """
     ran: set[int] = set()
-    first, found = len(schedule), []
+    first, is_copy = len(schedule), []
     for place, index in enumerate(schedule):
         again = index in ran
         ran.add(index)
         if again or problem.ops[index].backward:
             first = min(first, place)
-        found.append(again or (place > first and not problem.ops[index].backward))
-    return first, found
+        is_copy.append(again or (place > first and not problem.ops[index].backward))
+    return first, is_copy

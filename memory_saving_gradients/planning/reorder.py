@@ -48,8 +48,8 @@ def reordered(problem: Problem, schedule: Schedule, seed: int = 0) -> Schedule:
     parts = np.split(runs, np.flatnonzero(is_last)[:-1] + 1)
     begins = np.cumsum([0, *map(len, parts)])
     forward = int(is_last[: np.argmax(runs >= problem.forward_count)].sum())
-    found = _search(Step.of(problem), runs, begins, forward, aim, moves, seed)
-    return np.concatenate([parts[i] for i in found]).tolist()
+    order = _search(Step.of(problem), runs, begins, forward, aim, moves, seed)
+    return np.concatenate([parts[i] for i in order]).tolist()
 
 
 def _is_last(problem: Problem, runs: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ def _swap(order: np.ndarray, at: int, first: int, second: int) -> None:
 def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, aim: int) -> float:
     """The bytes alive above `aim`, added up over all runs; infinite if they cannot run so."""
     count, tensors = len(runs), len(step.size)
-    live, beside = np.zeros(count + 2, np.int64), np.zeros(count + 1, np.int64)
+    live, workspace = np.zeros(count + 2, np.int64), np.zeros(count + 1, np.int64)
     lent, last = np.zeros(count + 1, np.int64), np.zeros(tensors, np.int64)
     made, lends = np.zeros(tensors, np.int64), np.zeros(tensors, np.bool_)
     ran = np.zeros(step.ops, np.bool_)
@@ -144,7 +144,7 @@ def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, 
                     _live(live, lent, step.size[tensor], made[tensor], last[tensor], lends[tensor])
                 made[tensor] = last[tensor] = at
                 lends[tensor] = False
-            beside[at] = step.workspace[op]
+            workspace[at] = step.workspace[op]
     for tensor in range(tensors):
         if made[tensor]:
             is_result = step.is_result[tensor]
@@ -154,7 +154,7 @@ def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, 
     total, alive = 0.0, 0
     for at in range(1, count + 1):
         alive += live[at]
-        total += max(0, alive + beside[at] - lent[at] - aim)
+        total += max(0, alive + workspace[at] - lent[at] - aim)
     return total
 
 

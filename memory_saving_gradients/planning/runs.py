@@ -53,14 +53,14 @@ def compiled(function: _Function) -> _Function:
     It may call others of this folder.
     """
     try:
-        found = _njit(cache=True)(function)
+        dispatcher = _njit(cache=True)(function)
     except RuntimeError:  # no folder to store it in
         return cast(_Function, _njit()(function))
-    for index in Path(str(found.stats.cache_path)).glob(f"*.{function.__name__}-*.nbi"):
+    for index in Path(str(dispatcher.stats.cache_path)).glob(f"*.{function.__name__}-*.nbi"):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if index.stat().st_mtime < _CHANGED:
                 index.unlink()
-    return cast(_Function, found)
+    return cast(_Function, dispatcher)
 
 
 def is_compiled_here(function: Any) -> bool:
@@ -129,7 +129,7 @@ class Runs(NamedTuple):
         length: of one element: the number of runs.
         keys: the runs, ascending.
         live: the bytes of all tensors alive during each run.
-        beside: its workspace, less the buffer that an input lends to an output.
+        scratch: its workspace, less the buffer that an input lends to an output.
         times: how often each op runs.
         events: by tensor, what makes (2 * key) and what reads it (2 * key + 1), ascending. What
             lives to the end is read by a run that there is not, after all others.
@@ -140,7 +140,7 @@ class Runs(NamedTuple):
     length: np.ndarray
     keys: np.ndarray
     live: np.ndarray
-    beside: np.ndarray
+    scratch: np.ndarray
     times: np.ndarray
     events: np.ndarray
     events_at: np.ndarray
@@ -153,16 +153,16 @@ class Runs(NamedTuple):
         count, tensors = len(problem.ops), len(problem.tensors)
         simulation = simulate(problem, ops_of(keys, count))
         whose = simulation.tensor[simulation.copies_of_events]
-        found = np.bincount(whose, minlength=tensors)
-        events_at = np.concatenate([[0], (_ROOM * found + _MORE).cumsum()])
+        events_of = np.bincount(whose, minlength=tensors)
+        events_at = np.concatenate([[0], (_ROOM * events_of + _MORE).cumsum()])
         events = np.zeros(events_at[-1], dtype=np.int64)
         is_read = np.ones(len(simulation.events), dtype=np.int64)
         is_read[simulation.begins] = 0
         among = np.arange(len(whose)) - np.searchsorted(whose, whose)
         events[events_at[whose] + among] = 2 * keys[simulation.events] + is_read
-        lasting = np.flatnonzero(problem.is_result & (found > 0))
-        events[events_at[lasting] + found[lasting]] = 2 * (count * (count + 1) + count) + 1
-        found[lasting] += 1
+        lasting = np.flatnonzero(problem.is_result & (events_of > 0))
+        events[events_at[lasting] + events_of[lasting]] = 2 * (count * (count + 1) + count) + 1
+        events_of[lasting] += 1
 
         def roomy(array: np.ndarray) -> np.ndarray:
             return np.concatenate([array, np.zeros(_ROOM * len(keys) + 1000, dtype=np.int64)])
@@ -175,7 +175,7 @@ class Runs(NamedTuple):
             np.bincount(ops_of(keys, count), minlength=count),
             events,
             events_at,
-            found,
+            events_of,
         )
 
 
@@ -215,7 +215,7 @@ def is_stored() -> bool:
 
 
 @part
-def found(array: np.ndarray, begin: int, end: int, value: int) -> int:
+def bisect_left(array: np.ndarray, begin: int, end: int, value: int) -> int:
     """The first place from `begin` on, up to `end`, where an ascending array is at least that."""
     while begin < end:
         middle = (begin + end) >> 1
@@ -237,7 +237,7 @@ def total_above(runs: Runs, budget: int) -> int:
     """How much all runs exceed the budget."""
     excess = 0
     for i in range(runs.length[0]):
-        excess += above(runs.live[i] + runs.beside[i], budget)
+        excess += above(runs.live[i] + runs.scratch[i], budget)
     return excess
 
 
@@ -246,7 +246,7 @@ def peak_of(runs: Runs) -> int:
     """The most bytes alive at once."""
     peak = 0
     for i in range(runs.length[0]):
-        peak = max(peak, runs.live[i] + runs.beside[i])
+        peak = max(peak, runs.live[i] + runs.scratch[i])
     return peak
 
 
@@ -254,9 +254,9 @@ def peak_of(runs: Runs) -> int:
 def _change(runs: Runs, begin: int, end: int, bytes_: int, budget: int) -> int:
     """Adds bytes to what is alive during some runs; returns the change in excess."""
     excess = 0
-    live, beside = runs.live[begin:end], runs.beside[begin:end]
+    live, scratch = runs.live[begin:end], runs.scratch[begin:end]
     for i in range(len(live)):
-        before = live[i] + beside[i]
+        before = live[i] + scratch[i]
         live[i] += bytes_
         excess += above(before + bytes_, budget) - above(before, budget)
     return excess
@@ -272,21 +272,21 @@ def _lend(step: Step, runs: Runs, key: int, budget: int) -> int:
             tensor = step.reads[edge]
             begin = runs.events_at[tensor]
             end = begin + runs.events_of[tensor]
-            after = found(runs.events, begin, end, 2 * key + 1) + 1
+            after = bisect_left(runs.events, begin, end, 2 * key + 1) + 1
             if (after == end or runs.events[after] % 2 == 0) and step.size[tensor] > most:
                 most = step.size[tensor]
-    beside = step.workspace[op] - most
-    i = found(runs.keys, 0, runs.length[0], key)
-    before = runs.live[i] + runs.beside[i]
-    change = above(runs.live[i] + beside, budget) - above(before, budget)
-    runs.beside[i] = beside
+    scratch = step.workspace[op] - most
+    i = bisect_left(runs.keys, 0, runs.length[0], key)
+    before = runs.live[i] + runs.scratch[i]
+    change = above(runs.live[i] + scratch, budget) - above(before, budget)
+    runs.scratch[i] = scratch
     return change
 
 
 @part
 def has(runs: Runs, key: int) -> bool:
     """Whether a schedule has a run."""
-    i = found(runs.keys, 0, runs.length[0], key)
+    i = bisect_left(runs.keys, 0, runs.length[0], key)
     return i < runs.length[0] and runs.keys[i] == key
 
 
@@ -312,7 +312,7 @@ def add(step: Step, runs: Runs, key: int, budget: int) -> int:
     """Adds a run; returns the change in excess."""
     op = op_of(key, step.ops)
     length = runs.length[0]
-    at = found(runs.keys, 0, length, key)
+    at = bisect_left(runs.keys, 0, length, key)
     # What is alive both before and after it: what is alive during the next run, less what it makes.
     alive = runs.live[at]
     next_op = op_of(runs.keys[at], step.ops)
@@ -321,10 +321,10 @@ def add(step: Step, runs: Runs, key: int, budget: int) -> int:
     for i in range(length, at, -1):
         runs.keys[i] = runs.keys[i - 1]
         runs.live[i] = runs.live[i - 1]
-        runs.beside[i] = runs.beside[i - 1]
+        runs.scratch[i] = runs.scratch[i - 1]
     runs.keys[at] = key
     runs.live[at] = alive
-    runs.beside[at] = step.workspace[op]
+    runs.scratch[at] = step.workspace[op]
     runs.length[0] = length + 1
     runs.times[op] += 1
     excess = above(alive + step.workspace[op], budget)
@@ -349,7 +349,7 @@ def remove(step: Step, runs: Runs, key: int, budget: int) -> int:
     """Removes a run that is not the first to make what is read; returns the change in excess."""
     op = op_of(key, step.ops)
     length = runs.length[0]
-    at = found(runs.keys, 0, length, key)
+    at = bisect_left(runs.keys, 0, length, key)
     excess = 0
     for edge in range(step.makes_at[op], step.makes_at[op + 1]):
         tensor = step.makes[edge]
@@ -362,11 +362,11 @@ def remove(step: Step, runs: Runs, key: int, budget: int) -> int:
         place, end = _delete(runs, tensor, 2 * key + 1)
         if place == end or runs.events[place] % 2 == 0:
             excess += _shorten(step, runs, tensor, place, at, budget)
-    excess -= above(runs.live[at] + runs.beside[at], budget)
+    excess -= above(runs.live[at] + runs.scratch[at], budget)
     for i in range(at, length - 1):
         runs.keys[i] = runs.keys[i + 1]
         runs.live[i] = runs.live[i + 1]
-        runs.beside[i] = runs.beside[i + 1]
+        runs.scratch[i] = runs.scratch[i + 1]
     runs.length[0] = length - 1
     runs.times[op] -= 1
     return excess
@@ -377,7 +377,7 @@ def _insert(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
     """Adds an event of a tensor; returns its place, and where the tensor's events end."""
     begin = runs.events_at[tensor]
     end = begin + runs.events_of[tensor]
-    place = found(runs.events, begin, end, event)
+    place = bisect_left(runs.events, begin, end, event)
     for i in range(end, place, -1):
         runs.events[i] = runs.events[i - 1]
     runs.events[place] = event
@@ -390,7 +390,7 @@ def _delete(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
     """Removes an event of a tensor; returns its place, and where the tensor's events end."""
     begin = runs.events_at[tensor]
     end = begin + runs.events_of[tensor]
-    place = found(runs.events, begin, end, event)
+    place = bisect_left(runs.events, begin, end, event)
     for i in range(place, end - 1):
         runs.events[i] = runs.events[i + 1]
     runs.events_of[tensor] -= 1
@@ -401,7 +401,7 @@ def _delete(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
 def _lengthen(step: Step, runs: Runs, tensor: int, place: int, until: int, budget: int) -> int:
     """A copy lives on after the event before `place`, to the run `until`."""
     before = runs.events[place - 1]
-    last = found(runs.keys, 0, runs.length[0], before >> 1)
+    last = bisect_left(runs.keys, 0, runs.length[0], before >> 1)
     excess = _change(runs, last + 1, until, step.size[tensor], budget)
     return excess + (_lend(step, runs, before >> 1, budget) if before % 2 else 0)
 
@@ -410,7 +410,7 @@ def _lengthen(step: Step, runs: Runs, tensor: int, place: int, until: int, budge
 def _shorten(step: Step, runs: Runs, tensor: int, place: int, until: int, budget: int) -> int:
     """A copy that lived to the run `until` dies with the event before `place`."""
     before = runs.events[place - 1]
-    last = found(runs.keys, 0, runs.length[0], before >> 1)
+    last = bisect_left(runs.keys, 0, runs.length[0], before >> 1)
     excess = _change(runs, last + 1, until, -step.size[tensor], budget)
     return excess + (_lend(step, runs, before >> 1, budget) if before % 2 else 0)
 
@@ -424,7 +424,7 @@ def is_idle(step: Step, runs: Runs, key: int) -> bool:
         tensor = step.makes[edge]
         at = runs.events_at[tensor]
         last = at + runs.events_of[tensor]
-        after = found(runs.events, at, last, 2 * key) + 1
+        after = bisect_left(runs.events, at, last, 2 * key) + 1
         is_read = after < last and runs.events[after] % 2 == 1
         is_only = after == last and runs.events[at] == 2 * key
         if is_read or is_only:

@@ -85,17 +85,17 @@ def within(
     for plain in (range(len(problem.ops)), baseline(problem)):
         if simulate(problem, plain).peak <= budget or not problem.may_repeat.any():
             return plain
-    kept, bound = _one_cut(problem, budget)
+    kept_sets, bound = _one_cut(problem, budget)
     if bound == math.inf or budget < least_peak(problem):
         return known or lowest(problem, most_runs)
-    starts = [*_starts(problem, budget, kept), _lowest_of_cheap(problem, most_runs)]
+    starts = [*_starts(problem, budget, kept_sets), _lowest_of_cheap(problem, most_runs)]
     starts += [known] if known else []
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
-    found = [
+    schedules = [
         annealed(problem, start, budget, most_runs, most_moves(problem) // (2 * len(starts)))
         for start in reported(starts)
     ]
-    fitting: list[Schedule] = [schedule for schedule in found if schedule]
+    fitting: list[Schedule] = [schedule for schedule in schedules if schedule]
     if not fitting:
         floor = known or lowest(problem, most_runs)
         if simulate(problem, floor).peak > budget:
@@ -124,8 +124,10 @@ def _improved(
     """What rounds of searches, each from a `start` made of the best schedule so far, lead to."""
     for round_ in reported(range(1, _ROUNDS + 1)):
         moves = most_moves(problem) // 4
-        found = annealed(problem, start(best, round_), budget, most_runs, moves, hot, seed=round_)
-        before, best = best, cheapest(problem, [best, found] if found else [best])
+        candidate = annealed(
+            problem, start(best, round_), budget, most_runs, moves, hot, seed=round_
+        )
+        before, best = best, cheapest(problem, [best, candidate] if candidate else [best])
         if _cost(problem, before) <= (1 + _GIVE_UP) * _cost(problem, best):
             break
     return best
@@ -148,8 +150,8 @@ def lowest(
     moves = most_moves(problem) // 8
 
     def lower(start: Schedule, seed: int = 0) -> Schedule:
-        found = lowered(problem, start, most_runs, moves, HOT, seed, most_cost)
-        return found if _cost(problem, found) <= most_cost else plain
+        candidate = lowered(problem, start, most_runs, moves, HOT, seed, most_cost)
+        return candidate if _cost(problem, candidate) <= most_cost else plain
 
     starts = [plain, *_low(problem, max_overhead)]
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
@@ -186,8 +188,8 @@ def best_cut(problem: Problem) -> Schedule:
     segments = Segments(problem)
     aim = segments.lowest_aim()
     tried = (segments.cuts_for(aim * factor) for factor in _CUTS)
-    kept = (keeping(problem, kept_at(problem, cuts)) for cuts in tried if cuts)
-    return lowest_of(problem, [*kept, range(len(problem.ops))])
+    schedules = (keeping(problem, kept_at(problem, cuts)) for cuts in tried if cuts)
+    return lowest_of(problem, [*schedules, range(len(problem.ops))])
 
 
 def most_moves(problem: Problem) -> int:
@@ -235,13 +237,15 @@ def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
     return dataclasses.replace(problem, ops=ops)
 
 
-def _starts(problem: Problem, budget: int, kept: Iterable[Collection[int]]) -> Iterator[Schedule]:
+def _starts(
+    problem: Problem, budget: int, kept_sets: Iterable[Collection[int]]
+) -> Iterator[Schedule]:
     """Schedules to begin with."""
     yield range(len(problem.ops))
-    for tensors in kept:
+    for tensors in kept_sets:
         yield keeping(problem, tensors)
     nested = Nested(problem, budget)
-    yield from (one for share in _NESTED for one in nested.within(share * budget))
+    yield from (schedule for share in _NESTED for schedule in nested.within(share * budget))
     cuts = Segments(problem).cuts_for(budget)
     if cuts:
         yield keeping(problem, kept_at(problem, cuts))

@@ -34,20 +34,20 @@ def fewer_stretches(problem: Problem, schedule: Schedule, most: int) -> Schedule
     runs = np.asarray(schedule).tolist()
     places = stretches(problem, runs)
     ends = [*(start for start, _ in places), len(runs)][1:]
-    found: list[tuple[list[int], list[int]]] = []  # a stretch, and what comes before the next one
+    merged: list[tuple[list[int], list[int]]] = []  # a stretch, and what comes before the next one
     head = runs[: places[0][0]] if places else runs
     for (start, after), end in zip(places, ends, strict=True):
         stretch, then = runs[start:after], runs[after:end]
-        if found:
-            *others, (before, between) = found
+        if merged:
+            *others, (before, between) = merged
             joined = [*before, *(op for op in stretch if op not in before)], [*between, *then]
             until, tried = _joined(head, others), _joined(head, [*others, joined])
             timeline = simulate(problem, [*tried, *runs[end:]]).timeline
             if timeline[len(until) : len(tried)].max() <= most:
-                found[-1] = joined
+                merged[-1] = joined
                 continue
-        found.append((stretch, then))
-    return _joined(head, found)
+        merged.append((stretch, then))
+    return _joined(head, merged)
 
 
 def _joined(head: list[int], parts: list[tuple[list[int], list[int]]]) -> list[int]:

@@ -43,7 +43,7 @@ def check(step, runs, budget):
     length = runs.length[0]
     schedule = ops_of(runs.keys[:length], len(step.ops))
     found = simulate(step, schedule)
-    timeline = (runs.live + runs.beside)[:length]
+    timeline = (runs.live + runs.scratch)[:length]
     np.testing.assert_array_equal(timeline, found.timeline)
     np.testing.assert_array_equal(runs.times, np.bincount(schedule, minlength=len(step.ops)))
     assert replay(step, schedule.tolist()) == found.peak

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from memory_saving_gradients.planning.units import said
+from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.report import facts, page
 from tests.report.plans import CASES, are_recomputed, plan_of
 
@@ -99,7 +99,7 @@ def test_it_fetches_nothing_and_no_name_ends_its_data(tmp_path):
 def test_at_first_it_shows_the_peak(name, tmp_path):
     plan = plan_of(name)
     ((planned, _),) = under_the_pointer(plan, tmp_path, "")
-    peak, moment = said(plan.peak_bytes), facts.at_peak(plan)
+    peak, moment = format_bytes(plan.peak_bytes), facts.at_peak(plan)
     assert f"alive  {peak} of {peak} at the peak" in planned
     assert moment.op in planned
     largest, *_ = planned.split("held by\n")[1].splitlines()
@@ -108,7 +108,7 @@ def test_at_first_it_shows_the_peak(name, tmp_path):
         name = "scratch space" if part.kind == facts.SCRATCH else part.origin
         sums[name, part.kind == facts.RECOMPUTED] += part.bytes
     (layer, again), size = sums.most_common(1)[0]
-    assert largest.strip() == f"{said(size)}  {layer}{', run again' if again else ''}"
+    assert largest.strip() == f"{format_bytes(size)}  {layer}{', run again' if again else ''}"
 
 
 @needs_node
@@ -132,8 +132,8 @@ def test_the_op_under_the_pointer(tmp_path):
     assert "run again" in here[0].splitlines()[0]
     assert f"op     {op['name']} ({op['type']})" in here[0]
     assert f"layer  {op['layer']}" in here[0]
-    assert f"makes  {said(op['bytes'])}" in here[0]
-    assert f"alive  {said(planned['alive'][run])}" in here[0]
+    assert f"makes  {format_bytes(op['bytes'])}" in here[0]
+    assert f"alive  {format_bytes(planned['alive'][run])}" in here[0]
     assert closer == here  # the wheel keeps what is under the pointer
     beside = data["ops"][plain["runs"][np.searchsorted(plain["begins"], time, "right") - 1]]
     assert f"op     {beside['name']} " in here[1]
