@@ -44,10 +44,10 @@ def bodies(op: tf.Operation) -> list[tf.Graph]:
     names = [] if tf_private.is_registered(op.type) else [op.type]
     for attribute, value in sorted(op.node_def.attr.items()):
         if attribute != "cond":
-            called = [value.func] if value.WhichOneof("value") == "func" else value.list.func
-            names.extend(one.name for one in called)
-    found = [tf_private.function_graph(op.graph, name) for name in names]
-    return [] if None in found else found
+            functions = [value.func] if value.WhichOneof("value") == "func" else value.list.func
+            names.extend(function.name for function in functions)
+    graphs = [tf_private.function_graph(op.graph, name) for name in names]
+    return [] if None in graphs else graphs
 
 
 def is_plain_call(op: tf.Operation) -> bool:
@@ -77,7 +77,7 @@ def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> 
             _stateful[op.type] = op.op_def.is_stateful or op.type in _STATE_IN_PYTHON
         return not _stateful[op.type]
     inside = _inside(op)
-    if not inside or not all(one.type in _READS or may_repeat(one) for one in inside):
+    if not inside or not all(inner.type in _READS or may_repeat(inner) for inner in inside):
         return False
     if not _handles(op):
         return True
@@ -94,13 +94,18 @@ def serves_one_call(graph: tf.Graph) -> bool:
 
 def keeps_the_last_round(graph: tf.Graph) -> bool:
     """Whether a gradient of a traced function reads only what the last round of a loop kept."""
-    inside = (one for op in graph.get_operations() for one in _inside(op))
-    return any(one.type in _KEYED_BY_TRACE for one in inside)
+    inside = (inner for op in graph.get_operations() for inner in _inside(op))
+    return any(inner.type in _KEYED_BY_TRACE for inner in inside)
 
 
 def writers(op: tf.Operation) -> list[tf.Operation]:
     """The ops that may write to what `op` has handles of, created before or after it."""
-    return [one for handle in _handles(op) for one in handle.consumers() if not _only_reads(one)]
+    return [
+        reader
+        for handle in _handles(op)
+        for reader in handle.consumers()
+        if not _only_reads(reader)
+    ]
 
 
 def _handles(op: tf.Operation) -> list[tf.Tensor]:
@@ -118,8 +123,10 @@ def flattened(graph: tf.Graph) -> Iterator[tf.Operation]:
 
 
 def _inside(op: tf.Operation) -> list[tf.Operation]:
-    return [one for body in bodies(op) for one in flattened(body)]
+    return [inner for body in bodies(op) for inner in flattened(body)]
 
 
 def _only_reads(op: tf.Operation) -> bool:
-    return all(one.type in _READS or not one.op_def.is_stateful for one in _inside(op) or [op])
+    return all(
+        inner.type in _READS or not inner.op_def.is_stateful for inner in _inside(op) or [op]
+    )

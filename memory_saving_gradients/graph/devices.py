@@ -67,10 +67,10 @@ def local_gpu_bytes() -> int | None:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return None
-    sizes = [one.get("memory_size", 0) for one in local_devices() if one["type"] == "GPU"]
+    sizes = [each.get("memory_size", 0) for each in local_devices() if each["type"] == "GPU"]
     limits = [
-        one.memory_limit * 2**20  # MiB
-        for one in tf.config.get_logical_device_configuration(gpus[0]) or []
-        if one.memory_limit
+        each.memory_limit * 2**20  # MiB
+        for each in tf.config.get_logical_device_configuration(gpus[0]) or []
+        if each.memory_limit
     ]
     return min([*sizes[:1], *limits[:1]], default=None)

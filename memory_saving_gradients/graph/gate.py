@@ -102,13 +102,13 @@ def passed(
     """
 
     @tf.custom_gradient
-    def through(*given: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable]:
-        made = _added(barrier_node, given) if barrier else _added(loop_node, given)
-        return made, lambda *grads: grads
+    def through(*inputs: tf.Tensor) -> tuple[Sequence[tf.Tensor], Callable]:
+        outputs = _added(barrier_node, inputs) if barrier else _added(loop_node, inputs)
+        return outputs, lambda *grads: grads
 
     if barrier:
-        made = through(*tensors, *after)
-        return made[: len(tensors)], made[len(tensors) :]
+        outputs = through(*tensors, *after)
+        return outputs[: len(tensors)], outputs[len(tensors) :]
     return through(never(after), *tensors)[1:], [*after]
 
 
@@ -117,9 +117,9 @@ def _added(
     tensors: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
     """What a gate in the default graph makes of some tensors."""
-    given = {f"given/{i}:0": t for i, t in enumerate(tensors)}
-    graph_def = tf.compat.v1.GraphDef(node=[make("gate", [*given], tensors)])
-    (op,) = tf.graph_util.import_graph_def(graph_def, given, ["gate"], name="held")
+    input_map = {f"given/{i}:0": t for i, t in enumerate(tensors)}
+    graph_def = tf.compat.v1.GraphDef(node=[make("gate", [*input_map], tensors)])
+    (op,) = tf.graph_util.import_graph_def(graph_def, input_map, ["gate"], name="held")
     return list(op.outputs)
 
 
@@ -135,18 +135,18 @@ def _loop(specs: tuple[tuple[tuple | None, tf.DType], ...]) -> tuple:
         return condition.get_concrete_function(), body.get_concrete_function()
 
 
-def hold_back(op: tf.Operation, until: Callable[[], tf.Tensor], kept: set[str]) -> None:
-    """Makes `op` wait by its inputs that are neither in `kept` nor compile-time data.
+def hold_back(op: tf.Operation, until: Callable[[], tf.Tensor], exempt: set[str]) -> None:
+    """Makes `op` wait by its inputs that are neither in `exempt` nor compile-time data.
 
     Args:
         op: an op of the default graph.
         until: gives the `never` of what to wait for; called if something has to wait.
-        kept: names of ops whose outputs need no holding back.
+        exempt: names of ops whose outputs need no holding back.
     """
     held = [
         (index, tensor)
         for index, tensor in enumerate(op.inputs)
-        if kinds.owner(tensor).op.name not in kept and may_wait(tensor)
+        if kinds.owner(tensor).op.name not in exempt and may_wait(tensor)
     ]
     if held:
         for index, tensor in held:
@@ -159,8 +159,8 @@ def hold_together(op: tf.Operation) -> None:
     """Has `op`, of the default graph, read its operands through a barrier of their own."""
     held = [(index, tensor) for index, tensor in enumerate(op.inputs) if may_wait(tensor)]
     if len(held) > 1:
-        made = _added(barrier_node, [tensor for _, tensor in held])
-        for (index, _), later in zip(held, made, strict=True):
+        outputs = _added(barrier_node, [tensor for _, tensor in held])
+        for (index, _), later in zip(held, outputs, strict=True):
             tf_private.update_input(op, index, later)
 
 

@@ -137,27 +137,27 @@ class Inferred:
         self, op: tf.Operation, node: tf.compat.v1.NodeDef, stand_for: dict[str, str]
     ) -> None:
         """Adds, in place of an op, the function that it calls; a branch if sizes tell which one."""
-        bodies, given = calls.bodies(op), [*node.input]  # of an `If`, that for `True` comes last
+        bodies, passed = calls.bodies(op), [*node.input]  # of an `If`, that for `True` comes last
         if op.type in calls.BRANCHES:
             self._import()
-            which, *given = given
+            which, *passed = passed
             bodies = taken(bodies, tf_private.constant(self._read(which)))
         if len(bodies) != 1:
-            self._append_guessed(node, functools.partial(_largest, bodies), given)
+            self._append_guessed(node, functools.partial(_largest, bodies), passed)
             return
         (body,) = bodies
         inside = f"{node.name}{_SLASH}inlined{_SLASH}"
-        arguments = {t.name: read for t, read in zip(body.inputs, given, strict=True)}
+        arguments = {t.name: read for t, read in zip(body.inputs, passed, strict=True)}
         self._add(body, inside, arguments, {}, {*body.get_operations()})
         shapes = node.attr["_output_shapes"].list.shape
-        for output, made, shape in zip(op.outputs, body.outputs, shapes, strict=True):
+        for output, inner, shape in zip(op.outputs, body.outputs, shapes, strict=True):
             name = f"{node.name}{_SLASH}{output.value_index}"
-            one = tf.compat.v1.NodeDef(
-                name=name, op="Identity", input=[_copied(made, inside, arguments)]
+            identity = tf.compat.v1.NodeDef(
+                name=name, op="Identity", input=[_copied(inner, inside, arguments)]
             )
-            one.attr["T"].type = output.dtype.base_dtype.as_datatype_enum
-            one.attr["_output_shapes"].list.shape.append(shape)
-            self._append(one)
+            identity.attr["T"].type = output.dtype.base_dtype.as_datatype_enum
+            identity.attr["_output_shapes"].list.shape.append(shape)
+            self._append(identity)
             stand_for[output.name] = name
 
     def _import(self) -> None:
@@ -270,13 +270,13 @@ def taken(bodies: list[tf.Graph], which: Any) -> list[tf.Graph]:
 
 def _largest(bodies: Sequence[tf.Graph], inputs: Sequence[Sizes | None]) -> list[Sizes | None]:
     """Of each output the shape in the branch in which it is largest, where shapes are known."""
-    found: list[list[Sizes | None]] = []
+    by_branch: list[list[Sizes | None]] = []
     for body in bodies:
-        given = zip(body.inputs, inputs, strict=True)
-        known = {t.op.name: sizes for t, sizes in given if sizes is not None}
+        passed = zip(body.inputs, inputs, strict=True)
+        known = {t.op.name: sizes for t, sizes in passed if sizes is not None}
         with contextlib.suppress(ValueError):  # these sizes do not take this branch
-            found.append([*map(Inferred(body, known), body.outputs)])
-    return [max(shapes, key=_elements) for shapes in zip(*found, strict=True)]
+            by_branch.append([*map(Inferred(body, known), body.outputs)])
+    return [max(shapes, key=_elements) for shapes in zip(*by_branch, strict=True)]
 
 
 def _elements(sizes: Sizes | None) -> int:

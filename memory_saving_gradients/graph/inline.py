@@ -17,7 +17,7 @@ from memory_saving_gradients.graph import tf_private
 _lock = threading.Lock()
 _within = threading.local()  # `depth`: how many `inlined_calls` this thread is in
 _users = 0  # threads and depths, all together
-_found: Callable | None = None  # what calls a `tf.function` when nobody is within
+_original: Callable | None = None  # what calls a `tf.function` when nobody is within
 
 
 @contextlib.contextmanager
@@ -37,11 +37,11 @@ def inlined_calls() -> Iterator[None]:
 
 
 def _enter() -> None:
-    global _users, _found
+    global _users, _original
     with _lock:
         if not _users:
-            _found = tf_private.FUNCTION.__call__
-            tf_private.FUNCTION.__call__ = _calling(_found)
+            _original = tf_private.FUNCTION.__call__
+            tf_private.FUNCTION.__call__ = _calling(_original)
         _users += 1
 
 
@@ -50,15 +50,15 @@ def _leave() -> None:
     with _lock:
         _users -= 1
         if not _users:
-            tf_private.FUNCTION.__call__ = _found
+            tf_private.FUNCTION.__call__ = _original
 
 
-def _calling(found: Callable) -> Callable:
-    @functools.wraps(found)
+def _calling(original: Callable) -> Callable:
+    @functools.wraps(original)
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         inside = getattr(_within, "depth", 0) and not tf.executing_eagerly()
         if not inside or tf_private.is_compiled_apart(function):
-            return found(function, *args, **kwargs)
+            return original(function, *args, **kwargs)
         args, kwargs = tf.nest.map_structure(_tensor, (args, kwargs))
         with tf.name_scope(_scope(function.python_function)):
             return tf_private.body(function)(*args, **kwargs)

@@ -152,7 +152,7 @@ def pair_of(forward: tf.Operation, backward: tf.Operation) -> LoopPair:
 
 def _lists(forward: tf.Operation, backward: tf.Operation, body: Any) -> dict[int, tf.Tensor]:
     """The outputs of a loop that are lists for one gradient alone, and what a round pushes."""
-    found = {}
+    elements = {}
     for i, output in enumerate(body.outputs):
         pushed = kinds.owner(output)
         if (
@@ -162,8 +162,8 @@ def _lists(forward: tf.Operation, backward: tf.Operation, body: Any) -> dict[int
             and forward.inputs[i].op.type == "EmptyTensorList"
             and all(reader is backward for reader in forward.outputs[i].consumers())
         ):
-            found[i] = pushed.op.inputs[1]
-    return found
+            elements[i] = pushed.op.inputs[1]
+    return elements
 
 
 def _only_popped(gradient: Any, index: int) -> bool:

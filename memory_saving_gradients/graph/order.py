@@ -24,14 +24,14 @@ def waits_for(op: tf.Operation) -> set[tf.Operation]:
 
 def leading_to(wanted: Iterable[tf.Operation]) -> list[tf.Operation]:
     """These ops and all that they are made of, by data alone, as a walk back finds them."""
-    found: dict[tf.Operation, None] = {}
+    reached: dict[tf.Operation, None] = {}
     waiting = [*wanted]
     while waiting:
         op = waiting.pop()
-        if op not in found:
-            found[op] = None
+        if op not in reached:
+            reached[op] = None
             waiting.extend(t.op for t in op.inputs)
-    return [*found]
+    return [*reached]
 
 
 def dependencies(
@@ -89,9 +89,9 @@ def check_acyclic(
     """
     before: dict[tf.Operation, set[tf.Operation]] = {}
     for op in graph.get_operations():
-        one = merged.get(op, op)
+        whole = merged.get(op, op)
         waits = {merged.get(o, o) for o in waits_for(op) if o.type not in BACK_EDGES}
-        before.setdefault(one, set()).update(waits - {one})
+        before.setdefault(whole, set()).update(waits - {whole})
     try:
         graphlib.TopologicalSorter(before).prepare()
     except graphlib.CycleError as error:
@@ -127,5 +127,5 @@ def of_new_variables(graph: tf.Graph) -> set[tf.Operation]:
     assigns = [op for new in is_new for op in new.outputs[0].consumers() if op.type == "If"]
     return {
         *dependencies(assigns),
-        *(op for one in assigns for op in readers_through_views(one.outputs[0])),
+        *(op for assign in assigns for op in readers_through_views(assign.outputs[0])),
     }

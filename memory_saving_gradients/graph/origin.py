@@ -45,10 +45,12 @@ def _differentiated(op: tf.Operation) -> tf.Operation:
     that it begins with differentiates.
     """
     while match := _PREFIX.match(op.name) or op.type == "AddN":
-        if match is not True and (found := _longest_name(op, op.name[match.end() :])):
-            return found
+        if match is not True and (named := _longest_name(op, op.name[match.end() :])):
+            return named
         before = [tensor.op for tensor in op.inputs if tensor.op.type != "Const"]
-        activations = (one for one in before if not _PREFIX.match(one.name) and one.type != "AddN")
+        activations = (
+            other for other in before if not _PREFIX.match(other.name) and other.type != "AddN"
+        )
         if (activation := next(activations, None)) or not before:
             return activation or op
         op = before[0]

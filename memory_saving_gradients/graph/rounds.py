@@ -46,15 +46,15 @@ def counted_rounds(op: tf.Operation, shapes: Shapes) -> int | None:
     condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
     if condition is None or not calls.bodies(op):
         return None
-    found = []
+    counts = []
     waiting = [condition.outputs[0].op]
     while waiting:
-        one = waiting.pop()
-        if one.type in _COMPARISONS:
-            found.append(_counted(op, one, shapes))
-        elif one.type in ("LogicalAnd", "Identity"):
-            waiting.extend(t.op for t in one.inputs)
-    return min((count for count in found if count is not None), default=None)
+        term = waiting.pop()
+        if term.type in _COMPARISONS:
+            counts.append(_counted(op, term, shapes))
+        elif term.type in ("LogicalAnd", "Identity"):
+            waiting.extend(t.op for t in term.inputs)
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int | None:
@@ -105,4 +105,6 @@ def _step(op: tf.Operation, body: tf.Graph, tensor: tf.Tensor, shapes: Shapes) -
 def _place(tensor: tf.Tensor) -> int | None:
     """Which input of its function a tensor shows; None for another tensor."""
     shown = kinds.owner(tensor)
-    return next((i for i, given in enumerate(tensor.graph.inputs) if given is shown), None)
+    return next(
+        (i for i, placeholder in enumerate(tensor.graph.inputs) if placeholder is shown), None
+    )

@@ -41,9 +41,9 @@ class InputSizes:
 
     def of(self, name: str, shape: Sizes | None) -> Sizes | None:
         """What is said of the shape of an input, of which the graph knows `shape`."""
-        given = dict(self.shapes).get(name)
-        if given is not None or not shape:
-            return shape if given is None else list(given)
+        stated = dict(self.shapes).get(name)
+        if stated is not None or not shape:
+            return shape if stated is None else list(stated)
         return [self.batch if shape[0] is None else shape[0], *shape[1:]]
 
     def times(self, factor: int, batch: int) -> InputSizes:
@@ -120,13 +120,13 @@ class Shapes:
         ranked = {op.name: told(op.outputs[0]) for op in inputs}
         own = {name: sizes for name, sizes in ranked.items() if sizes is not None}
         every = {name: self.given.of(name, sizes) for name, sizes in ranked.items()} | {**known}
-        said = {name: sizes for name, sizes in every.items() if sizes is not None}
+        stated = {name: sizes for name, sizes in every.items() if sizes is not None}
         for guess, size in itertools.product((True, False), NOMINAL_SIZES):
             with contextlib.suppress(ValueError):  # it contradicts a shape that the graph demands
-                self._inferred = Inferred(graph, _all_filled(said, size), operations, guess)
+                self._inferred = Inferred(graph, _all_filled(stated, size), operations, guess)
                 self._nominal_size = size
                 return
-        certain = own if self.given.assumed else said
+        certain = own if self.given.assumed else stated
         try:
             self._inferred = Inferred(graph, certain, operations, guess=False)
         except ValueError as error:
@@ -134,7 +134,7 @@ class Shapes:
                 return
             given = self.given.batch or dict(self.given.shapes)
             raise WrongSize(f"batch_size={given} contradicts the graph: {error}") from None
-        fitting = [_fitting(graph, certain, _all_filled(said, size)) for size in NOMINAL_SIZES]
+        fitting = [_fitting(graph, certain, _all_filled(stated, size)) for size in NOMINAL_SIZES]
         most = max(fitting, key=_known_sizes)
         self._nominal_size = NOMINAL_SIZES[fitting.index(most)]
         self._inferred = Inferred(graph, most, operations, guess=False)
@@ -217,8 +217,12 @@ class Shapes:
 
     def bodies(self, op: tf.Operation) -> list[tf.Graph]:
         """The functions that `op` may call: of branches the one that is taken, if that is known."""
-        found = calls.bodies(op)
-        return taken(found, self.constant(op.inputs[0])) if op.type in calls.BRANCHES else found
+        functions = calls.bodies(op)
+        return (
+            taken(functions, self.constant(op.inputs[0]))
+            if op.type in calls.BRANCHES
+            else functions
+        )
 
     def bytes(self, tensor: tf.Tensor) -> int:
         """The bytes of `tensor`'s buffer; 0 for handles and variants."""

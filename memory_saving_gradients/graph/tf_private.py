@@ -629,9 +629,11 @@ def shape_and_dtype_of_variable(handle: tf.Tensor) -> tuple[list[int], tf.DType]
 
     `handle_data_util.get_resource_handle_data`: 2.2 on.
     """
-    found = handle_data_util.get_resource_handle_data(handle).shape_and_type
-    shape = tf.TensorShape(found[0].shape) if found else tf.TensorShape(None)
-    return (shape.as_list(), tf.as_dtype(found[0].dtype)) if shape.is_fully_defined() else None
+    handle_data = handle_data_util.get_resource_handle_data(handle).shape_and_type
+    shape = tf.TensorShape(handle_data[0].shape) if handle_data else tf.TensorShape(None)
+    return (
+        (shape.as_list(), tf.as_dtype(handle_data[0].dtype)) if shape.is_fully_defined() else None
+    )
 
 
 def change_loop(

@@ -49,13 +49,13 @@ def transplanted(
     Raises:
         MissingInput: a placeholder is needed that nothing stands for.
     """
-    found: dict[str, tf.compat.v1.NodeDef] = {}
+    nodes: dict[str, tf.compat.v1.NodeDef] = {}
     controls: list[tuple[str, tf.Operation]] = []
     used: dict[str, tf.Tensor] = {}
     waiting = [*(t.op.name for t in wanted if t.name not in known), *(op.name for op in also)]
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in nodes:
             continue
         op = function.get_operation_by_name(name)
         if op.type == "Placeholder":
@@ -69,7 +69,7 @@ def transplanted(
         ]
         used |= {t: known[t] for t in tensors if t in known}
         node.input[:] = [f"known/{t}" if t in known else t for t in tensors]
-        found[name] = node
+        nodes[name] = node
         waiting.extend(t.rpartition(":")[0] for t in tensors if t not in known)
         if waiting_for_others:
             waits_for = [other for other in waits_for if other.type != "Placeholder"]
@@ -78,18 +78,20 @@ def transplanted(
                 o.name for o, known_ in zip(waits_for, stood_for, strict=True) if not known_
             )
         controls.extend((name, other) for other in waits_for)
-    created = [op.name for op in function.get_operations() if op.name in found]
+    created = [op.name for op in function.get_operations() if op.name in nodes]
     graph_def = tf.compat.v1.GraphDef(
-        node=[found[name] for name in created], versions=function.graph_def_versions
+        node=[nodes[name] for name in created], versions=function.graph_def_versions
     )
     graph = tf.compat.v1.get_default_graph()
     tf_private.share_functions(function, graph)
     _call_copies(graph_def.node, function, graph)
     names = [t.name for t in wanted if t.name not in known]
-    given = {f"known/{name}": tensor for name, tensor in used.items()}
-    made = tf.graph_util.import_graph_def(graph_def, given, [*names, *created], name="inlined")
-    tensors_made = {**known, **dict(zip(names, made, strict=False))}
-    ops = dict(zip(created, made[len(names) :], strict=True))
+    input_map = {f"known/{name}": tensor for name, tensor in used.items()}
+    imported = tf.graph_util.import_graph_def(
+        graph_def, input_map, [*names, *created], name="inlined"
+    )
+    tensors_made = {**known, **dict(zip(names, imported, strict=False))}
+    ops = dict(zip(created, imported[len(names) :], strict=True))
     for name, op in ops.items():
         tf_private.share_gradient(function.get_operation_by_name(name), op)
     for name, other in controls:
@@ -115,7 +117,7 @@ def _call_copies(nodes: Iterable[tf.compat.v1.NodeDef], within: tf.Graph, graph:
     for node in nodes:
         if node.op in calls.LOOPS or node.op in calls.BRANCHES:
             for value in node.attr.values():
-                one = value.WhichOneof("value") == "func"
-                for called in [value.func] if one else value.list.func:
+                is_single = value.WhichOneof("value") == "func"
+                for called in [value.func] if is_single else value.list.func:
                     new = f"{called.name}_copy_{next(_copies)}"
                     called.name = tf_private.copy_function(called.name, within, new, graph, inside)

@@ -23,10 +23,10 @@ _LIKE_LISTS = frozenset({"TensorListPopBack", "TensorListResize", "Identity", "Z
 
 def passed_on(op: tf.Operation, output: int) -> int | None:
     """The input that a loop hands on as an output, unchanged; None for what a round makes."""
-    found = calls.bodies(op) if op.type in calls.LOOPS else []
-    if not found:
+    bodies = calls.bodies(op) if op.type in calls.LOOPS else []
+    if not bodies:
         return None
-    (body,) = found
+    (body,) = bodies
     return output if hands_on(body, output) else None
 
 
@@ -87,7 +87,7 @@ def _collected(
     if last.op.type in calls.LOOPS:  # a segment of the rounds
         return held_bytes(last, shapes)
     lists = [list(_elements(body, output)) for output in outputs]
-    shared = collections.Counter(element.name for one in lists for element in one)
+    shared = collections.Counter(element.name for added in lists for element in added)
     elements = _elements(body, collection)
     return sum(_bytes(element, shapes) // shared[element.name] for element in elements)
 

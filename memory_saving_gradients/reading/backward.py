@@ -34,7 +34,7 @@ class BackwardPass:
             metrics; known at the end of the trace.
         after: ops that need a gradient, such as the updates of variables, and what those need
             besides; known at the end of the trace.
-        kept: tensors that live to the end of the step, where that is known.
+        live_out: tensors that live to the end of the step, where that is known.
         end_of_trace: how many ops the graph had when the trace ended, before any rewriting.
     """
 
@@ -49,7 +49,7 @@ class BackwardPass:
     reordered: tuple[str, ...] = ()
     beside: frozenset[tf.Operation] = frozenset()
     after: frozenset[tf.Operation] = frozenset()
-    kept: tuple[tf.Tensor, ...] | None = None
+    live_out: tuple[tf.Tensor, ...] | None = None
     end_of_trace: int = 0
 
     @property
@@ -62,7 +62,7 @@ class BackwardPass:
     @property
     def to_end(self) -> tuple[tf.Tensor, ...]:
         """The tensors that live to the end of the step."""
-        return self.results if self.kept is None else self.kept
+        return self.results if self.live_out is None else self.live_out
 
     @property
     def graph(self) -> tf.Graph:
@@ -142,11 +142,11 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     tangents of gradients are made of beside them is forward pass as well.
     """
     operations = passes[0].graph.get_operations()
-    needed = frozenset().union(*(one.needed for one in passes))
-    made = frozenset().union(*(one.new for one in passes))
-    tangents = _made_for_others(made, needed, tf_private.returned(passes[0].graph))
-    new = made - tangents
-    passes = [dataclasses.replace(one, new=one.new & new) for one in passes]
+    needed = frozenset().union(*(step.needed for step in passes))
+    created = frozenset().union(*(step.new for step in passes))
+    tangents = _made_for_others(created, needed, tf_private.returned(passes[0].graph))
+    new = created - tangents
+    passes = [dataclasses.replace(step, new=step.new & new) for step in passes]
     others = nx.DiGraph()
     for op in operations:
         if op not in needed and op not in new:
@@ -155,7 +155,7 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     others.add_nodes_from(updates | new)
     elsewhere = _reached(new, others.successors)
     read_again = _reached(updates, others.predecessors)
-    belongs = {op: n for n, one in reversed([*enumerate(passes)]) for op in one.forward}
+    belongs = {op: n for n, step in reversed([*enumerate(passes)]) for op in step.forward}
     beside: list[set[tf.Operation]] = [set() for _ in passes]
     for op in operations:
         reads = max((belongs.get(t.op, -1) for t in op.inputs), default=-1)
@@ -165,29 +165,29 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
             beside[reads].add(op)
     if len(passes) > 1:  # what comes after one pass may come before another
         pairs = zip(passes, beside, strict=True)
-        return [dataclasses.replace(one, beside=frozenset(ops)) for one, ops in pairs]
+        return [dataclasses.replace(step, beside=frozenset(ops)) for step, ops in pairs]
     leads = _reached(elsewhere, others.predecessors)
     return [_with(passes[0], beside[0], leads - read_again, read_again, tangents)]
 
 
 def _made_for_others(
-    made: frozenset[tf.Operation], needed: Collection[tf.Operation], returned: Collection[str]
+    created: frozenset[tf.Operation], needed: Collection[tf.Operation], returned: Collection[str]
 ) -> set[tf.Operation]:
     """The ops made while it was differentiated that the gradients do not need, but others do.
 
     Such are the tangents of gradients, which a `tf.autodiff.ForwardAccumulator` makes meanwhile.
 
     Args:
-        made: the ops made while it was differentiated.
+        created: the ops made while it was differentiated.
         needed: those that the gradients need, and others.
         returned: the names of what the step returns.
     """
-    left = {op for op in made if op not in needed}
+    left = {op for op in created if op not in needed}
     read = {
         op
         for op in left
         for t in op.outputs
-        if t.name in returned or not made.issuperset(t.consumers())
+        if t.name in returned or not created.issuperset(t.consumers())
     }
     return _reached(read, lambda op: order.waits_for(op) & left)
 
@@ -197,30 +197,30 @@ def _reached(
     onwards: Callable[[tf.Operation], Iterable[tf.Operation]],
 ) -> set[tf.Operation]:
     """What can be reached from some ops, and these."""
-    found, waiting = set(begin), list(begin)
+    reached, waiting = set(begin), list(begin)
     while waiting:
-        new = {op for op in onwards(waiting.pop()) if op not in found}
-        found |= new
+        new = {op for op in onwards(waiting.pop()) if op not in reached}
+        reached |= new
         waiting += new
-    return found
+    return reached
 
 
-def with_updates(one: BackwardPass, updates: tf.Operation) -> BackwardPass:
+def with_updates(step: BackwardPass, updates: tf.Operation) -> BackwardPass:
     """A backward pass of a v1 graph with the ops after it; nothing lives to the end of the step.
 
     Args:
-        one: the backward pass.
+        step: the backward pass.
         updates: what its gradients are for: the op of an optimizer that updates variables.
     """
-    after = frozenset(order.dependencies([updates])) - one.needed - one.new
+    after = frozenset(order.dependencies([updates])) - step.needed - step.new
     touched = (t for op in after for t in (*op.inputs, *op.outputs))
     if any(map(tf_private.is_reference, touched)):
-        return one  # nothing keeps such a variable from being read while it is written to
-    return dataclasses.replace(one, after=after, kept=())
+        return step  # nothing keeps such a variable from being read while it is written to
+    return dataclasses.replace(step, after=after, live_out=())
 
 
 def _with(
-    one: BackwardPass,
+    step: BackwardPass,
     beside: Collection[tf.Operation],
     leads: Collection[tf.Operation],
     read_again: Collection[tf.Operation],
@@ -229,16 +229,16 @@ def _with(
     """A backward pass of a traced step with the ops beside and after it.
 
     Args:
-        one: the backward pass.
+        step: the backward pass.
         beside: the ops beside it.
         leads: what depends on its gradients, and all that this needs.
         read_again: what a forward pass waits for.
         tangents: those of gradients.
     """
-    known = {*one.needed, *one.new, *beside, *read_again, *order.of_new_variables(one.graph)}
+    known = {*step.needed, *step.new, *beside, *read_again, *order.of_new_variables(step.graph)}
     after: set[tf.Operation] = set()
-    left = [op for op in one.graph.get_operations() if op in leads and op not in known]
-    left = [op for op in left if not _is_read_in_calls(op, one)]
+    left = [op for op in step.graph.get_operations() if op in leads and op not in known]
+    left = [op for op in left if not _is_read_in_calls(op, step)]
     before = -1
     while before < len(after):  # few wait for what was made later
         before = len(after)
@@ -246,25 +246,25 @@ def _with(
             if op not in after and order.waits_for(op) <= known:
                 after.add(op)
                 known.add(op)
-    names = tf_private.returned(one.graph)
+    names = tf_private.returned(step.graph)
     # The tangents of activations belong to the forward pass.
     others = {*beside, *after}
     read = {t.op for op in tangents for t in op.inputs if t.op in beside}
     forward = _reached(read, lambda op: order.waits_for(op) & others)
     return dataclasses.replace(
-        one,
-        needed=one.needed | forward,
+        step,
+        needed=step.needed | forward,
         beside=frozenset(beside) - forward,
         after=frozenset(after) - forward,
-        end_of_trace=len(one.graph.get_operations()),
-        kept=tuple(t for op in known - {*read_again} for t in op.outputs if t.name in names),
+        end_of_trace=len(step.graph.get_operations()),
+        live_out=tuple(t for op in known - {*read_again} for t in op.outputs if t.name in names),
     )
 
 
-def _is_read_in_calls(op: tf.Operation, one: BackwardPass) -> bool:
+def _is_read_in_calls(op: tf.Operation, step: BackwardPass) -> bool:
     """Whether `op` may write to what a function reads that the backward pass may call again."""
     return any(
-        calls.calls(reader) and reader in one.needed
+        calls.calls(reader) and reader in step.needed
         for handle in op.inputs
         if handle.dtype == tf.resource
         for reader in handle.consumers()

@@ -25,25 +25,25 @@ def of_calls(
     dearest, most = 0.0, 0
     runtime = runtime.within(op)
     for body in outside.bodies(op):
-        created = {one: i for i, one in enumerate(body.get_operations())}
-        made = {t.value_index for t in made_at_all(op, step)}
+        created = {inner: i for i, inner in enumerate(body.get_operations())}
+        used = {t.value_index for t in made_at_all(op, step)}
         loop = op.type not in calls.BRANCHES
-        outputs = [t for i, t in enumerate(body.outputs) if loop or i in made]
+        outputs = [t for i, t in enumerate(body.outputs) if loop or i in used]
         needed = order.dependencies(t.op for t in outputs)
         ordered = nx.lexicographical_topological_sort(needed, key=created.__getitem__)
-        inside = [one for one in ordered if one.type != "Placeholder"]
+        inside = [inner for inner in ordered if inner.type != "Placeholder"]
         shapes = outside.within(op, body, inside)
         buffers = Buffers(inside, shapes, runtime, outputs)
         tensor_of, tensors = numbered(inside, buffers)
         seconds = estimate_seconds(inside, shapes, runtime.device)
         steps = []
-        for one in inside:
-            cost, workspace = seconds[one.name], runtime.scratch(one, shapes)
-            if calls.bodies(one):
-                cost, workspace = of_calls(one, runtime, needed, shapes)
-            read = reads(one, tensor_of, buffers)
-            made_here = makes(one, tensor_of, buffers, needed)
-            steps.append(Op(one.name, read, made_here, cost, workspace))
+        for inner in inside:
+            cost, workspace = seconds[inner.name], runtime.scratch(inner, shapes)
+            if calls.bodies(inner):
+                cost, workspace = of_calls(inner, runtime, needed, shapes)
+            read = reads(inner, tensor_of, buffers)
+            made_here = makes(inner, tensor_of, buffers, needed)
+            steps.append(Op(inner.name, read, made_here, cost, workspace))
         results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)
         if not tensors:
             continue

@@ -48,8 +48,8 @@ class Execution:
             self._executed, self._sorted, self._seconds, early_last, threads
         )
         if events is None:
-            found = [event for i in range(len(self._index_of)) for event in (i, ~i)]
+            as_executed = [event for i in range(len(self._index_of)) for event in (i, ~i)]
         else:
             numbered = ((self._index_of.get(op), begins) for op, begins in events)
-            found = [i if begins else ~i for i, begins in numbered if i is not None]
-        return dataclasses.replace(self._problem, as_executed=tuple(found))
+            as_executed = [i if begins else ~i for i, begins in numbered if i is not None]
+        return dataclasses.replace(self._problem, as_executed=tuple(as_executed))

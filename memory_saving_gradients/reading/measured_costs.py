@@ -61,7 +61,7 @@ def measure_ops(
     times: dict[str, float] = {}
     workspaces: collections.Counter[str] = collections.Counter()
     with stand_ins(step, operations, shapes, config) as (session, ends, fed):
-        fetches = [one.op if isinstance(one, tf.Tensor) else one for one in ends]
+        fetches = [end.op if isinstance(end, tf.Tensor) else end for end in ends]
         session.run(fetches, fed)
         for _ in range(_RUNS):
             for node in _traced(session, fetches, fed):
@@ -103,11 +103,11 @@ def stand_ins(
         if calls.bodies(op) or op.type == "VariableShape":
             handles |= {t.name: t for t in of_variables}
         elif op.type == "Placeholder" or of_variables:
-            made = [t for t in op.outputs if t.dtype != tf.resource]
-            fed |= {t.name: _value(t.dtype, shapes(t), random) for t in made}
+            outputs = [t for t in op.outputs if t.dtype != tf.resource]
+            fed |= {t.name: _value(t.dtype, shapes(t), random) for t in outputs}
         elif op.type in ("VariableV2", "Variable"):
-            made = op.outputs[0]
-            fed[made.name] = _value(made.dtype, shapes(made), random)
+            value = op.outputs[0]
+            fed[value.name] = _value(value.dtype, shapes(value), random)
         if not op.outputs:
             effects.add(op.name)
     for node in graph_def.node:
@@ -117,17 +117,19 @@ def stand_ins(
             node.attr.clear()
     with tf.Graph().as_default() as graph:
         variables = {name: _variable(handle) for name, handle in handles.items()}
-        given = [(one, one.initializer.inputs[1]) for one in variables.values()]
+        initial_values = [
+            (variable, variable.initializer.inputs[1]) for variable in variables.values()
+        ]
         tf.graph_util.import_graph_def(
-            graph_def, {name: one.handle for name, one in variables.items()}, name=""
+            graph_def, {name: variable.handle for name, variable in variables.items()}, name=""
         )
         fetches: list[Any] = [graph.get_tensor_by_name(t.name) for t in step.results]
-        if step.kept is not None:  # an update takes them as they come
+        if step.live_out is not None:  # an update takes them as they come
             fetches = [tensor.op for tensor in fetches]
         with v1.Session(graph=graph, config=config) as session:
-            for one, initial in given:
-                value = _value(one.dtype, one.shape.as_list(), random)
-                session.run(one.initializer, {initial: value})
+            for variable, initial in initial_values:
+                value = _value(variable.dtype, variable.shape.as_list(), random)
+                session.run(variable.initializer, {initial: value})
             try:
                 yield session, fetches, fed
             except tf.errors.OpError as error:
@@ -139,10 +141,10 @@ def stand_ins(
 
 def _variable(handle: tf.Tensor) -> Any:
     """A variable in the place of one, in the default graph; it has no value yet."""
-    found = tf_private.shape_and_dtype_of_variable(handle)
-    if found is None:
+    known = tf_private.shape_and_dtype_of_variable(handle)
+    if known is None:
         raise CannotMeasure(f'a function of the step reads "{handle.name}", which is no variable')
-    shape, dtype = found
+    shape, dtype = known
     return v1.get_variable(
         f"stand_in/{handle.op.name}/{handle.value_index}",
         shape,

@@ -247,7 +247,7 @@ def _costs(
             seconds[op.name], workspaces[op.name] = of_calls(op, runtime, walk.graph, shapes)
     if cost_model == "measured":
         measured = measure_ops(walk.step, walk.operations, shapes)
-        seconds |= {name: found.seconds for name, found in measured.items()}
+        seconds |= {name: measurement.seconds for name, measurement in measured.items()}
         for op in ops:
             if op.name in measured:
                 allocated = measured[op.name].workspace
@@ -288,10 +288,10 @@ def _problem(
         )
         for op in ops
     ]
-    kept = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
+    live_out = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
     if step.runtime.results_apart:
-        tensors = [Tensor(t.name, 0 if i in kept else t.bytes) for i, t in enumerate(tensors)]
-    return Problem(tuple(made), tuple(tensors), kept)
+        tensors = [Tensor(t.name, 0 if i in live_out else t.bytes) for i, t in enumerate(tensors)]
+    return Problem(tuple(made), tuple(tensors), live_out)
 
 
 def _in_backward_order(
@@ -336,26 +336,26 @@ def _as_run(walk: _Walk) -> tuple[nx.DiGraph, dict[tf.Operation, list[tf.Tensor]
 
 
 def _waits(
-    graph: nx.DiGraph, operations: Iterable[tf.Operation], kept_ops: Sequence[tf.Operation]
+    graph: nx.DiGraph, operations: Iterable[tf.Operation], ops: Sequence[tf.Operation]
 ) -> list[set[int]]:
-    """For each of `kept_ops` those that it waits for, by index, if only through other ops.
+    """For each of `ops` those that it waits for, by index, if only through other ops.
 
     Whoever reads what a sum of many reads does so before or after it, as now: see
     `order.depends_on_time`.
     """
-    index_of = {op: i for i, op in enumerate(kept_ops)}
+    index_of = {op: i for i, op in enumerate(ops)}
     waits: dict[tf.Operation, set[int]] = {}
     for op in operations:
         waits[op] = set()
         for before in graph.predecessors(op):
             waits[op] |= {index_of[before]} if before in index_of else waits[before]
-    found = [waits[op] for op in kept_ops]
-    for i, op in enumerate(kept_ops):
+    by_index = [waits[op] for op in ops]
+    for i, op in enumerate(ops):
         if order.depends_on_time(op):
             readers = {index_of.get(reader, i) for t in op.inputs for reader in t.consumers()}
             for reader in readers - {i}:
-                found[max(i, reader)].add(min(i, reader))
-    return found
+                by_index[max(i, reader)].add(min(i, reader))
+    return by_index
 
 
 def _growth(

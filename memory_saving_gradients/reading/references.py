@@ -36,12 +36,12 @@ def reads_that_change(
         step: all ops of the step.
     """
     variables = [op for op in operations if op.outputs and tf_private.is_reference(op.outputs[0])]
-    found: set[tf.Operation] = set()
+    changing: set[tf.Operation] = set()
     for variable in variables:
         readers = _readers(variable)
         if any(_writes_in(writer, readers, step) for writer in _writers(variable)):
-            found |= readers
-    return found
+            changing |= readers
+    return changing
 
 
 def after_last_read(
@@ -77,15 +77,15 @@ def after_last_read(
 
 def _readers(variable: tf.Operation) -> set[tf.Operation]:
     """The ops that read a variable, through views of it or without; not those that write to it."""
-    found: set[tf.Operation] = set()
+    readers: set[tf.Operation] = set()
     waiting = [variable.outputs[0]]
     while waiting:
         for op in waiting.pop().consumers():
             shown = [t for t in op.outputs if kinds.owner(t).op is variable]
             waiting += shown
             if not shown:
-                found.add(op)
-    return found - _writers(variable)
+                readers.add(op)
+    return readers - _writers(variable)
 
 
 def _writers(variable: tf.Operation) -> set[tf.Operation]:

@@ -25,7 +25,7 @@ def conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
     Such an op can neither run twice nor wait for, or be waited for by, an op outside.
     """
     depth: dict[tf.Operation, int] = {}  # of loops and branches around what the op hands on
-    found: set[tf.Operation] = set()
+    inside: set[tf.Operation] = set()
     for op in operations:
         before = (*(t.op for t in op.inputs), *op.control_inputs)
         depth[op] = max((depth.get(other, 0) for other in before), default=0)
@@ -34,8 +34,8 @@ def conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
         elif op.type in _ENDS and not _is_loop_merge(op):
             depth[op] -= 1
         if depth[op] > 0 or op.type in _BEGINS | _ENDS or tf_private.in_control_flow(op):
-            found.add(op)
-    return found
+            inside.add(op)
+    return inside
 
 
 def _is_loop_merge(op: tf.Operation) -> bool:
@@ -48,17 +48,17 @@ def foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) ->
     What such an op is made to wait for, Grappler hands on to the ops that take in the constant.
     That could close a cycle.
     """
-    found: set[tf.Operation] = set()
+    constant: set[tf.Operation] = set()
     for op in operations:
         if op.type in kinds.SHAPE_ONLY:
-            known = all(t.shape.is_fully_defined() or t.op in found for t in op.inputs)
+            known = all(t.shape.is_fully_defined() or t.op in constant for t in op.inputs)
         elif op in backward and op.inputs and not op.op_def.is_stateful:
-            known = all(t.op in found for t in op.inputs)
+            known = all(t.op in constant for t in op.inputs)
         else:
             known = op.type == "Const"
         if known:
-            found.add(op)
-    return found
+            constant.add(op)
+    return constant
 
 
 def from_the_start(

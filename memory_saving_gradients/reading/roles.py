@@ -45,12 +45,12 @@ def roles_of(
     """
     reads = [t for op in operations if op.type in _READS for t in op.outputs]
     of_variables = {tuple(shapes(t)) for t in reads}
-    made = [t for op in operations if op in backward for t in op.outputs if t.name in tensor_of]
-    updates = frozenset(tensor_of[t.name] for t in made if t.op in step.after)
+    outputs = [t for op in operations if op in backward for t in op.outputs if t.name in tensor_of]
+    updates = frozenset(tensor_of[t.name] for t in outputs if t.op in step.after)
     # A view of a gradient is that gradient, wherever it is read.
-    gradients = frozenset(tensor_of[t.name] for t in made if t.op not in step.after)
-    sums = frozenset(tensor_of[t.name] for t in made if t.op.type == "AddN")
-    weights = frozenset(tensor_of[t.name] for t in made if tuple(shapes(t)) in of_variables)
+    gradients = frozenset(tensor_of[t.name] for t in outputs if t.op not in step.after)
+    sums = frozenset(tensor_of[t.name] for t in outputs if t.op.type == "AddN")
+    weights = frozenset(tensor_of[t.name] for t in outputs if tuple(shapes(t)) in of_variables)
     return Roles(weights & gradients, sums & gradients, updates - gradients, _waited_for(step))
 
 

@@ -65,12 +65,12 @@ def readers_before(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
     if op.type == "ReadVariableOp":
         return set()
     handles = [t for t in op.inputs if t.dtype == tf.resource]
-    reads = [one for t in handles for one in t.consumers() if one.type == "ReadVariableOp"]
+    read_ops = [read for t in handles for read in t.consumers() if read.type == "ReadVariableOp"]
     readers = (
         reader
-        for one in reads
-        if one not in step.after
-        for reader in readers_through_views(one.outputs[0])
+        for read in read_ops
+        if read not in step.after
+        for reader in readers_through_views(read.outputs[0])
     )
     return {reader for reader in readers if reader not in step.after}
 

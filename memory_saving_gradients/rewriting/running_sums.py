@@ -119,7 +119,7 @@ def _is_read_once(step: BackwardPass, *tensors: tf.Tensor) -> bool:
     The kernel puts the first such term in the place of the first of all; of the first two it is
     all the same which.
     """
-    results = {t.name for t in step.results} if step.kept is None else set()
+    results = {t.name for t in step.results} if step.live_out is None else set()
     return any(_only_reader(t, results) for t in tensors)
 
 

@@ -65,10 +65,10 @@ def unbuffered(
     ours = set(operations)
     into = _FUSIBLE | _REDUCTIONS if on_gpu else _FUSIBLE
     returned = {kinds.owner(t).name for t in results}
-    found: dict[str, tuple[tf.Tensor, ...]] = {}
+    sources_of: dict[str, tuple[tf.Tensor, ...]] = {}
     depth: dict[str, int] = {}
     for op in operations:
-        made_of = {s.name: s for t in op.inputs for s in found.get(t.name, (t,))}
+        made_of = {s.name: s for t in op.inputs for s in sources_of.get(t.name, (t,))}
         sources = tuple(t for name, t in made_of.items() if bytes_of.get(name, 0))
         read = sum(bytes_of[t.name] for t in sources)
         deep = 1 + max((depth.get(t.name, 0) for t in op.inputs), default=0)
@@ -77,7 +77,7 @@ def unbuffered(
             readers = [reader for reader in _readers(tensor) if reader in ours]
             times = len(readers)
             if shown is not None:
-                fused = op.inputs[shown].name in found
+                fused = op.inputs[shown].name in sources_of
             else:
                 fused = (
                     op.type in _FUSIBLE
@@ -88,9 +88,9 @@ def unbuffered(
                     and (times - 1) * read < (times + 1) * bytes_of.get(tensor.name, 0)
                 )
             if fused:
-                found[tensor.name] = sources
+                sources_of[tensor.name] = sources
                 depth[tensor.name] = deep
-    return found
+    return sources_of
 
 
 def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:

@@ -83,10 +83,10 @@ def multiplied_early(
         graph: who waits for whom.
         late: the ops of the backward pass.
     """
-    found = {op: _scaled_by(op, graph) for op in graph if op.type == "Mul" and op in late}
+    reader_of = {op: _scaled_by(op, graph) for op in graph if op.type == "Mul" and op in late}
     return {
         op: reader
-        for op, reader in found.items()
+        for op, reader in reader_of.items()
         if reader and [kinds.owner(t).op in late for t in op.inputs] == [True, False]
     }
 

@@ -57,7 +57,7 @@ class Parts:
             if op.type == "BiasAddGrad":
                 self._last[op] = max(i, last_reader.get(id(op.inputs[0]), i))
             elif later := _merged_with(op):
-                self._last[op] = max(_made_at(t.op, place) for t in _read_beside(op, later))
+                self._last[op] = max(_made_at(t.op, place) for t in _other_reads(op, later))
         self._left = [op for op in self._last if op.type == "BiasAddGrad"]
 
     def may_be_waited_for(self, op: tf.Operation, entry: int) -> bool:
@@ -71,9 +71,9 @@ class Parts:
 
     def due(self, entry: int) -> list[tf.Operation]:
         """Those put off that what comes from `entry` on waits for, each once."""
-        found = [op for op in self._left if self.may_be_waited_for(op, entry)]
+        due = [op for op in self._left if self.may_be_waited_for(op, entry)]
         self._left = [op for op in self._left if not self.may_be_waited_for(op, entry)]
-        return found
+        return due
 
 
 def merged(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
@@ -96,7 +96,12 @@ def merged(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
                     together.add_edge(op, reader)
                     break
     groups = nx.connected_components(together)
-    return {op: one for group in groups for one in [next(iter(group))] for op in group}
+    return {
+        op: representative
+        for group in groups
+        for representative in [next(iter(group))]
+        for op in group
+    }
 
 
 def _is_filter_gradient(op: tf.Operation, gradient: tf.Tensor) -> bool:
@@ -120,10 +125,10 @@ def _merged_with(op: tf.Operation) -> list[tf.Operation]:
         return []
     if any(view.type in _CHANGE_RANK for view in _views_between(op, reader)):  # those stay
         return []
-    found = [reader]
+    later = [reader]
     while (reader := _only_reader(reader)) is not None and reader.type in _FUSED:
-        found.append(reader)
-    return found
+        later.append(reader)
+    return later
 
 
 def _only_reader(op: tf.Operation) -> tf.Operation | None:
@@ -151,7 +156,7 @@ def _views_between(op: tf.Operation, reader: tf.Operation) -> list[tf.Operation]
     return views
 
 
-def _read_beside(op: tf.Operation, later: Sequence[tf.Operation]) -> Iterator[tf.Tensor]:
+def _other_reads(op: tf.Operation, later: Sequence[tf.Operation]) -> Iterator[tf.Tensor]:
     """What the later parts read beside what the parts before them make."""
     inside = {op, *later}
     for part in later:
@@ -160,13 +165,13 @@ def _read_beside(op: tf.Operation, later: Sequence[tf.Operation]) -> Iterator[tf
 
 def _made_at(op: tf.Operation, place: dict[tf.Operation, int]) -> int:
     """The last entry that `op` is, or waits for through ops that are no entries; else -1."""
-    found, waiting, seen = -1, [op], {op}
+    last, waiting, seen = -1, [op], {op}
     while waiting:
         op = waiting.pop()
         if op in place:
-            found = max(found, place[op])
+            last = max(last, place[op])
         elif op.type not in order.BACK_EDGES:
             before = order.waits_for(op) - seen
             seen |= before
             waiting.extend(before)
-    return found
+    return last

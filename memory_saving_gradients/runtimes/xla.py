@@ -109,8 +109,8 @@ def cpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
         height, width, channels, multiplier = shape(op.outputs[0])
         return 2 * height * width * channels * channels * multiplier * size
     if op.type == "Conv2DBackpropFilter":
-        height, width, channels_of_group, made = shape(op.outputs[0])
+        height, width, channels_of_group, out_channels = shape(op.outputs[0])
         channels = shape(op.inputs[0])[-1]
         if channels_of_group == 1 < channels:
-            return 2 * height * width * channels * made * size
+            return 2 * height * width * channels * out_channels * size
     return size * sum(math.prod(shape(t)) for t in op.inputs if t.dtype == op.outputs[0].dtype)
