@@ -28,14 +28,14 @@ def _runs_as_command() -> bool:
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
     """Keeps what libraries write to standard error; shows it if they fail."""
-    with tempfile.TemporaryFile() as kept:
+    with tempfile.TemporaryFile() as captured:
         terminal = os.dup(2)
-        os.dup2(kept.fileno(), 2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            kept.seek(0)
-            os.write(terminal, kept.read())
+            captured.seek(0)
+            os.write(terminal, captured.read())
             raise
         finally:
             os.dup2(terminal, 2)

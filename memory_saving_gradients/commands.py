@@ -117,8 +117,8 @@ def load(target: str) -> Any:
         model = keras.models.load_model(target)
     elif colon and name:
         sys.path.insert(0, os.getcwd())
-        found: Any = importlib.import_module(module)
-        make = functools.reduce(getattr, name.split("."), found)
+        imported: Any = importlib.import_module(module)
+        make = functools.reduce(getattr, name.split("."), imported)
         model = make if isinstance(make, keras.Model) else _made(make)
     else:
         raise ValueError(f"TARGET must be a .keras file or MODULE:CALLABLE, got {target!r}")
@@ -163,8 +163,8 @@ def make_step(
     if chosen:
         ours.save_memory(model, batch_size=batch_size, **chosen)
     random = np.random.default_rng(0)
-    _, taken = step_of_model(model, example_of(shape))
-    x, y = tf.nest.map_structure(functools.partial(_random, random, batch_size), taken)
+    _, specs = step_of_model(model, example_of(shape))
+    x, y = tf.nest.map_structure(functools.partial(_random, random, batch_size), specs)
     return functools.partial(model.train_on_batch, x, y)
 
 
@@ -202,7 +202,7 @@ def _measured(options: argparse.Namespace) -> str:
         seconds = measure.step_times(steps, _ROUNDS)
         tick()
     plain, saving = peaks["plain"], peaks["saving"]
-    times = {name: statistics.median(found) for name, found in seconds.items()}
+    times = {name: statistics.median(rounds) for name, rounds in seconds.items()}
     return (
         f"measured in `fit`, optimizer included: peak {format_bytes(plain)} -> "
         f"{format_bytes(saving)} ({plain / max(saving, 1):.2f}x less), "

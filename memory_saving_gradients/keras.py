@@ -151,16 +151,16 @@ def _telling_the_batch(model: Any) -> Callable[..., Any]:
     @functools.wraps(fit)
     def telling(*args: Any, **kwargs: Any) -> Any:
         try:
-            given = inspect.signature(fit).bind(*args, **kwargs)
+            bound = inspect.signature(fit).bind(*args, **kwargs)
         except TypeError:
             return fit(*args, **kwargs)  # which says what is wrong
-        if "x" in given.arguments:
-            x, batch = fed_batch(given.arguments["x"], given.arguments.get("batch_size"))
-            given.arguments["x"] = x
+        if "x" in bound.arguments:
+            x, batch = fed_batch(bound.arguments["x"], bound.arguments.get("batch_size"))
+            bound.arguments["x"] = x
             if batch is not None and batch != _fed.get(model):
                 model.train_function = None  # so that it is planned for this one
                 _fed[model] = batch
-        return fit(*given.args, **given.kwargs)
+        return fit(*bound.args, **bound.kwargs)
 
     return telling
 
@@ -182,10 +182,10 @@ def _reduced(model: Any, protocol: Any) -> tuple:
 
 def _copied(options: Options, made_from: tuple) -> Any:
     make, arguments, *state = made_from
-    made = make(*arguments)
+    model = make(*arguments)
     if state:
-        made.__setstate__(*state)
-    return _save_memory(made, options)
+        model.__setstate__(*state)
+    return _save_memory(model, options)
 
 
 def _deepcopied(model: Any, memo: dict) -> Any:
@@ -197,21 +197,21 @@ def _carry_over_to_clones() -> None:
     """Has `clone_model` make models that save memory of such, wherever it was imported to."""
     for module in [*sys.modules.values()]:
         names = getattr(module, "__dict__", {})  # anything may be in sys.modules
-        found = names.get("clone_model")
-        made_by = getattr(found, "__module__", None) or ""
-        if made_by.startswith(("keras.", "tf_keras.")) and not hasattr(found, "carries_over"):
-            names["clone_model"] = _cloning(found)
+        function = names.get("clone_model")
+        made_by = getattr(function, "__module__", None) or ""
+        if made_by.startswith(("keras.", "tf_keras.")) and not hasattr(function, "carries_over"):
+            names["clone_model"] = _cloning(function)
 
 
 @functools.cache
 def _cloning(clone_model: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(clone_model)
     def cloned(model: Any, *args: Any, **kwargs: Any) -> Any:
-        made = clone_model(model, *args, **kwargs)
+        clone = clone_model(model, *args, **kwargs)
         options = _options.get(model)
         if options is None:
-            return made
-        return _save_memory(made, options)
+            return clone
+        return _save_memory(clone, options)
 
     cloned.__dict__["carries_over"] = True
     return cloned

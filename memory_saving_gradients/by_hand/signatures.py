@@ -100,14 +100,14 @@ def flattened(nest: Any) -> list:
 def packed(nest: Any, leaves: Sequence) -> Any:
     """Other leaves in the structure of a nest; the inverse of `flattened`."""
     left = iter(leaves)
-    made = []
+    rebuilt = []
     for leaf in tf.nest.flatten(nest):
         parts = [next(left) for _ in _parts(leaf)]
         whole = isinstance(leaf, tf.Variable)
-        made.append(
+        rebuilt.append(
             parts[0] if whole else tf.nest.pack_sequence_as(leaf, parts, expand_composites=True)
         )
-    return tf.nest.pack_sequence_as(nest, made)
+    return tf.nest.pack_sequence_as(nest, rebuilt)
 
 
 def _parts(leaf: Any) -> list:
@@ -121,17 +121,17 @@ def _closed_over(function: Any) -> list:
 
 def _told_by(objects: Iterable) -> list:
     """The objects, functions as their code and what they close over: that is what they are."""
-    found, seen = [], set()
+    identities, seen = [], set()
     waiting = [*objects]
     while waiting:
         one = waiting.pop()
         if not isinstance(one, types.FunctionType):
-            found.append(one)
+            identities.append(one)
         elif id(one) not in seen:
             seen.add(id(one))
-            found.append(one.__code__)
+            identities.append(one.__code__)
             waiting += tf.nest.flatten([_closed_over(one), one.__defaults__, one.__kwdefaults__])
-    return found
+    return identities
 
 
 class _Empty:

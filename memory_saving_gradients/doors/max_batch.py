@@ -107,8 +107,8 @@ def max_batch(
     Example:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((64,)), *[keras.layers.Dense(64)] * 8])
-        >>> found = max_batch(model, "32MB")
-        >>> found.ways["memory"].batch_size > found.ways["plain"].batch_size > 0
+        >>> answer = max_batch(model, "32MB")
+        >>> answer.ways["memory"].batch_size > answer.ways["plain"].batch_size > 0
         True
     """
     allowed = parse_budget(memory, "memory")
@@ -156,7 +156,7 @@ class _Search:
                 "the step fixes the batch of its inputs: leave their first dimension None"
             )
         self._planned = functools.cache(functools.partial(self._taken, anew=True))
-        self._foretold = functools.cache(functools.partial(self._taken, anew=False))
+        self._predicted = functools.cache(functools.partial(self._taken, anew=False))
         self._schedules: dict[str, list[Schedule]] = {}
 
     def largest(self, name: str, known: int) -> Largest:
@@ -167,36 +167,36 @@ class _Search:
             known: a batch that fits; 0 for none.
         """
         batch = self._search(name, known)
-        found = self._planned(name, batch) if batch else None
-        while found and not self._fits(found):
-            batch = int(batch * min(_STEP, self._allowed / found.bytes))
-            found = self._planned(name, batch) if batch else None
-        if found is None:
+        answer = self._planned(name, batch) if batch else None
+        while answer and not self._fits(answer):
+            batch = int(batch * min(_STEP, self._allowed / answer.bytes))
+            answer = self._planned(name, batch) if batch else None
+        if answer is None:
             return Largest(0, self._step.variables_bytes, 0.0, 0.0)
         fixed = self._step.variables_bytes
-        larger = int(found.batch_size * (self._allowed - fixed) / max(found.bytes - fixed, 1))
-        if (1 + _CLOSE) * found.batch_size < larger <= _LARGEST:
+        larger = int(answer.batch_size * (self._allowed - fixed) / max(answer.bytes - fixed, 1))
+        if (1 + _CLOSE) * answer.batch_size < larger <= _LARGEST:
             more = self._planned(name, larger)
-            found = more if self._fits(more) else found
-        return found
+            answer = more if self._fits(more) else answer
+        return answer
 
     def _search(self, name: str, known: int) -> int:
         """The largest batch that is foretold to fit, nearly; 0 where none is."""
         # Of a larger batch than fits plain, as activations hardly count in a small one.
         self._schedules[name] = [_WAYS[name](one) for one in self._grown(max(1, 2 * known))]
         low, high = known, max(1, 2 * known)
-        while high <= _LARGEST and self._fits(self._foretold(name, high)):
+        while high <= _LARGEST and self._fits(self._predicted(name, high)):
             low, high = high, 2 * high
         while high - low > max(1, _CLOSE * low) and low < _LARGEST:
             middle = (low + high) // 2
-            if self._fits(self._foretold(name, middle)):
+            if self._fits(self._predicted(name, middle)):
                 low = middle
             else:
                 high = middle
         return min(low, _LARGEST)
 
-    def _fits(self, found: Largest) -> bool:
-        return found.bytes <= self._allowed
+    def _fits(self, answer: Largest) -> bool:
+        return answer.bytes <= self._allowed
 
     def _grown(self, batch: int) -> list[Problem]:
         more = batch - _FIRST
@@ -226,12 +226,12 @@ def _judged(problem: Problem, schedule: Schedule) -> tuple[int, float]:
     return simulation.peak, simulation.cost
 
 
-def _table(found: MaxBatch) -> Table:
+def _table(answer: MaxBatch) -> Table:
     """The answer as a table."""
     table = Table(
         title=(
-            f"The largest batches in {found.memory_bytes / 1e9:,.2f} GB "
-            f"({found.variables_bytes / 1e9:,.2f} GB of it variables)"
+            f"The largest batches in {answer.memory_bytes / 1e9:,.2f} GB "
+            f"({answer.variables_bytes / 1e9:,.2f} GB of it variables)"
         ),
         title_justify="left",
         box=SIMPLE_HEAD,
@@ -239,7 +239,7 @@ def _table(found: MaxBatch) -> Table:
     table.add_column("how")
     for heading in ("batch", "GB", "extra cost", "estimated ms an example"):
         table.add_column(heading, justify="right")
-    for name, way in found.ways.items():
+    for name, way in answer.ways.items():
         more = " or more" if way.batch_size >= _LARGEST else ""
         batch = f"{way.batch_size:,}{more}" if way.batch_size else "not even 1"
         rest = (f"{way.bytes / 1e9:,.2f}", f"{way.overhead:z.1%}")

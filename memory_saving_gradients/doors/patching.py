@@ -66,9 +66,9 @@ class patch:
     @classmethod
     def of(cls, options: Options) -> patch:
         """A patch of options that are at hand."""
-        made = cls.__new__(cls)
-        made._begin(options)
-        return made
+        new = cls.__new__(cls)
+        new._begin(options)
+        return new
 
     def _begin(self, options: Options) -> None:
         self.options = options
@@ -114,7 +114,7 @@ _NOTHING_TRACED = (
 
 _lock = threading.RLock()
 _patches: list[patch] = []  # oldest first
-_found: list[tuple[Any, str, Any, Any]] = []  # module, name, what was there, what we put there
+_replaced: list[tuple[Any, str, Any, Any]] = []  # module, name, what was there, what we put there
 
 
 def _active() -> patch | None:
@@ -136,22 +136,22 @@ def _asked() -> patch | None:
 
 
 def _install() -> None:
-    if _found:
+    if _replaced:
         return
     for module, name in [*tf_private.gradient_functions(), (threading.Thread, "start")]:
         before = getattr(module, name)
         ours = _OURS.get(name, _patched)(before)
-        _found.append((module, name, before, ours))
-    for module, name, _, ours in _found:
+        _replaced.append((module, name, before, ours))
+    for module, name, _, ours in _replaced:
         setattr(module, name, ours)
 
 
 def _uninstall() -> None:
-    for module, name, before, ours in _found:
+    for module, name, before, ours in _replaced:
         # What somebody put over ours stays; ours then hands on to what was there before.
         if getattr(module, name) is ours:
             setattr(module, name, before)
-    _found.clear()
+    _replaced.clear()
 
 
 def _patched(before: Callable) -> Callable:
@@ -164,9 +164,9 @@ def _patched(before: Callable) -> Callable:
         active = _asked()
         if active is None or tf.executing_eagerly():  # eagerly, TensorFlow says what is wrong
             return before(*args, **kwargs)
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        return differentiated(active.options, planned=active.plans.append, **given.arguments)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return differentiated(active.options, planned=active.plans.append, **bound.arguments)
 
     return patched
 
@@ -190,9 +190,9 @@ def _starting(before: Callable) -> Callable:
     @functools.wraps(before)
     def start(self: threading.Thread) -> None:
         with _lock:
-            for one in _patches:
-                if one._threads is not None and one._covers(threading.current_thread()):
-                    one._threads.add(self)
+            for each in _patches:
+                if each._threads is not None and each._covers(threading.current_thread()):
+                    each._threads.add(self)
         before(self)
 
     return start

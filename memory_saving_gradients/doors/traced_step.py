@@ -14,7 +14,7 @@ import tensorflow as tf
 from memory_saving_gradients.doors.patching import patch
 from memory_saving_gradients.graph.shapes import InputSizes, bytes_of
 from memory_saving_gradients.options.options import Options, Request
-from memory_saving_gradients.pipeline.loops import foretold
+from memory_saving_gradients.pipeline.loops import predicted_plan
 from memory_saving_gradients.pipeline.save import looking
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
@@ -45,7 +45,7 @@ class Step:
     def readings(self, batch_size: int) -> list[Reading]:
         """Each backward pass as a problem, for a batch of that size."""
         sizes = InputSizes(batch_size)
-        return [read(one, request.cost_model, sizes) for one, request in self.passes]
+        return [read(step, request.cost_model, sizes) for step, request in self.passes]
 
     def plans(self, batch_size: int) -> list[Plan]:
         """What was asked for, decided for a batch of that size.
@@ -54,10 +54,10 @@ class Step:
             BudgetError: no plan within the budget was found.
         """
         plans = []
-        for one, request in self.passes:
+        for step, request in self.passes:
             began = time.perf_counter()
             request = dataclasses.replace(request, sizes=InputSizes(batch_size))
-            plan = foretold(read(one, request.cost_model, request.sizes), request)
+            plan = predicted_plan(read(step, request.cost_model, request.sizes), request)
             plans.append(dataclasses.replace(plan, seconds=time.perf_counter() - began))
         return plans
 
@@ -99,7 +99,9 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
     captured = {id(tensor) for tensor in traced.captured_inputs}
     inputs = [t for t in traced.inputs if id(t) not in captured and t.dtype != tf.resource]
     return Step(
-        passes=[(taken_apart(one, request.running_sums), request) for one, request in passes],
+        passes=[
+            (taken_apart(backward, request.running_sums), request) for backward, request in passes
+        ],
         variables_bytes=sum(bytes_of(v.shape, v.dtype) for v in traced.graph.variables),
         example_bytes=sum(
             bytes_of(t.shape[1:], t.dtype) for t in inputs if t.shape.rank and t.shape[0] is None
@@ -119,8 +121,8 @@ def _of_function(step: Any, example: Any) -> tuple[Callable[..., Any], Sequence[
             f"expected a Keras model or a tf.function that computes gradients, got {step!r}"
         )
     if example is not None:
-        given = example if isinstance(example, tuple) else (example,)
-        return step.python_function, tf.nest.map_structure(_any_batch, given)
+        arguments = example if isinstance(example, tuple) else (example,)
+        return step.python_function, tf.nest.map_structure(_any_batch, arguments)
     if step.input_signature is None:
         raise ValueError(f"the function has no input_signature: {_HOW}")
     return step.python_function, step.input_signature
@@ -164,8 +166,8 @@ def _symbolic(model: Any, what: str) -> Any:
     """What stands for the input (or the output) of a model."""
     for name in (what, f"{what}s"):  # a Sequential has a list, of one
         with contextlib.suppress(AttributeError, ValueError):
-            found = getattr(model, name)
-            return found if name == what else found[0]
+            ends = getattr(model, name)
+            return ends if name == what else ends[0]
     raise ValueError(f'model "{model.name}" does not tell its inputs: {_HOW}')
 
 
@@ -183,7 +185,7 @@ def _targets(outputs: Any, loss: Any) -> Any:
     """What a model may be fitted to, by its outputs and losses."""
     if isinstance(loss, dict):
         names = outputs if isinstance(outputs, dict) else dict(zip(loss, outputs, strict=True))
-        return {name: _targets(names[name], one) for name, one in loss.items()}
+        return {name: _targets(names[name], each) for name, each in loss.items()}
     if isinstance(outputs, list | tuple):
         losses = loss if isinstance(loss, list | tuple) else [loss] * len(outputs)
         return [_targets(*pair) for pair in zip(outputs, losses, strict=True)]

@@ -58,17 +58,17 @@ def resolve(
     if isinstance(checkpoints, tf.Tensor | tf.Operation | re.Pattern):
         checkpoints = [checkpoints]
     items = list(checkpoints)
-    found = [_tensors(item, forward, graph) for item in items]
-    given = [t for tensors in found for t in tensors]
-    unmatched = [_pattern(i) for i, tensors in zip(items, found, strict=True) if not tensors]
+    matches = [_tensors(item, forward, graph) for item in items]
+    chosen = [t for tensors in matches for t in tensors]
+    unmatched = [_pattern(i) for i, tensors in zip(items, matches, strict=True) if not tensors]
     if unmatched:
-        _complain(unmatched, bool(given))
-    if not given:
+        _complain(unmatched, bool(chosen))
+    if not chosen:
         raise ValueError(
             "checkpoints is an empty list: name at least one tensor, or use a strategy that "
             f"chooses by itself ({_CHOOSE_BY_THEMSELVES})"
         )
-    return "list", given
+    return "list", chosen
 
 
 def check_checkpoints(checkpoints: Any) -> None:

@@ -51,15 +51,15 @@ def answer(question: Question, problem: Problem, folder: Path | None = None) -> 
     """The schedule for a problem, planned if it is neither remembered nor in the folder."""
     file = None if folder is None else _file(folder, question)
     stored = _read(file) if file else None
-    found = _answers.get(question, stored)
-    if found is None:
-        found = np.asarray(_planned(question, problem), dtype=np.int32)
+    schedule = _answers.get(question, stored)
+    if schedule is None:
+        schedule = np.asarray(_planned(question, problem), dtype=np.int32)
     if file and stored is None:
-        _write(file, found)
-    _answers[question] = found
+        _write(file, schedule)
+    _answers[question] = schedule
     while len(_answers) > _REMEMBERED:
         _answers.pop(next(iter(_answers)), None)
-    return found.tolist()
+    return schedule.tolist()
 
 
 def _planned(question: Question, problem: Problem) -> Schedule:

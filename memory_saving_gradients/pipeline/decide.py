@@ -43,11 +43,11 @@ def decide(reading: Reading, request: Request) -> Plan:
 
 def plain(reading: Reading, request: Request, budget: int | None) -> Plan:
     """The plan that recomputes nothing, whatever the budget."""
-    made = _judged(reading, request, baseline(reading.problem), [], budget)
-    return dataclasses.replace(made, peak_bytes=made.baseline_peak_bytes)
+    plan = _judged(reading, request, baseline(reading.problem), [], budget)
+    return dataclasses.replace(plan, peak_bytes=plan.baseline_peak_bytes)
 
 
-def beside(plan: Plan, before: Reading, now: Problem) -> Plan:
+def against_plain(plan: Plan, before: Reading, now: Problem) -> Plan:
     """A plan of a step that was changed, held against the step as it was.
 
     Args:

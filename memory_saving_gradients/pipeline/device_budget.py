@@ -52,19 +52,19 @@ def device_bytes(device: str = "cpu") -> tuple[int, int | None]:
     """
     if device in MEMORY_BYTES:
         return MEMORY_BYTES[device], 0
-    found = local_gpu_bytes()
-    if found is None:
+    total = local_gpu_bytes()
+    if total is None:
         return available_bytes(), None
-    return found, tf.config.experimental.get_memory_info("GPU:0")["current"]
+    return total, tf.config.experimental.get_memory_info("GPU:0")["current"]
 
 
 def _variables(graph: tf.Graph) -> int:
     """The bytes of the variables of a graph."""
     if graph.building_function:
-        found = graph.variables
+        variables = graph.variables
     else:
-        found = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-    return sum(bytes_of(told(v) or [], v.dtype) for v in found)
+        variables = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    return sum(bytes_of(told(v) or [], v.dtype) for v in variables)
 
 
 def _inputs(reading: Reading) -> int:

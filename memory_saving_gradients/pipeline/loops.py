@@ -21,7 +21,7 @@ from memory_saving_gradients.graph.loops import (
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.options.options import Request
-from memory_saving_gradients.pipeline.decide import beside, decide
+from memory_saving_gradients.pipeline.decide import against_plain, decide
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.planning.plan_data import LoopPlan
 from memory_saving_gradients.plans.plan import Plan
@@ -60,13 +60,13 @@ class Loops:
             exact: whether what is equal to rounding will not do.
         """
         sizes, plain = {}, {}
-        found = gradients_of_loops(reading.operations)
-        taken = collections.Counter([*found, *found.values()])
-        shapes = Shapes([*reading.step.needed] if found else [], reading.sizes)
-        for op, forward in found.items():
+        gradients = gradients_of_loops(reading.operations)
+        uses = collections.Counter([*gradients, *gradients.values()])
+        shapes = Shapes([*reading.step.needed] if gradients else [], reading.sizes)
+        for op, forward in gradients.items():
             try:
                 pair = pair_of(forward, op)
-                if taken[op] > 1 or taken[forward] > 1:
+                if uses[op] > 1 or uses[forward] > 1:
                     raise StaysPlain("it is differentiated several times")
                 if not reading.step.runtime.obeys_control_edges and _most(pair) is None:
                     raise StaysPlain("XLA has to know how many rounds there are at most")
@@ -101,17 +101,17 @@ def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
         return {pair: every.get(pair.name, 0) for pair in loops.sizes}
     if not loops.sizes or request.strategy not in _RUN_ROUNDS or request.most_runs < 2:
         return {}
-    found = [
+    plans = [
         (segments, plan)
         for segments in _ways(loops)
         if (plan := _planned(loops, segments, reading, request)) is not None
     ]
-    if not found:
+    if not plans:
         return [*_ways(loops)][-1]  # whose error tells how low the step can go
     cost = reading.problem.costs.sum()
 
-    def value(one: tuple[Segments, Plan]) -> tuple[float, ...]:
-        segments, plan = one
+    def value(way: tuple[Segments, Plan]) -> tuple[float, ...]:
+        segments, plan = way
         seconds = (1 + plan.overhead) * plan.problem.costs.sum() / cost
         if request.strategy == "budget":
             return (seconds, plan.peak_bytes)
@@ -119,7 +119,7 @@ def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
             return (seconds * plan.peak_bytes,)
         return (plan.peak_bytes / (1 if any(segments.values()) else _LOWER), seconds)
 
-    return min(found, key=value)[0]
+    return min(plans, key=value)[0]
 
 
 def _ways(loops: Loops) -> Iterator[Segments]:
@@ -150,7 +150,7 @@ def _planned(loops: Loops, segments: Segments, reading: Reading, request: Reques
         return None
 
 
-def foretold(reading: Reading, request: Request) -> Plan:
+def predicted_plan(reading: Reading, request: Request) -> Plan:
     """The plan of a step that is only looked at: its loops are counted as they would run, about.
 
     Raises:
@@ -161,7 +161,7 @@ def foretold(reading: Reading, request: Request) -> Plan:
     plan = _planned(loops, segments, reading, request) if any(segments.values()) else None
     if plan is None:
         return dataclasses.replace(decide(reading, request), loops=loops.plans({}))
-    plan = beside(plan, reading, plan.problem)
+    plan = against_plain(plan, reading, plan.problem)
     return dataclasses.replace(plan, loops=loops.plans(segments))
 
 
@@ -176,19 +176,19 @@ def run_in_segments(
         step: the step.
         inside: plans and rewrites a round of a gradient.
     """
-    made = set()
+    added = set()
     for pair, every in segments.items():
         most = None if step.runtime.obeys_control_edges else _most(pair)
         if every == 1:
-            made.add(one_level(pair, most, inside))
+            added.add(one_level(pair, most, inside))
         elif every:
             sizes = loops.sizes[pair]
             length = _length(pair, every, sizes)
-            made.add(two_levels(pair, length, most, every, -(-sizes.rounds // every)))
+            added.add(two_levels(pair, length, most, every, -(-sizes.rounds // every)))
     reordered = [name for pair, every in segments.items() if every for name in pair.sums]
     return dataclasses.replace(
         step,
-        new=step.new | made,
+        new=step.new | added,
         reordered=(*step.reordered, *reordered),
         needed=frozenset(order.dependencies(t.op for t in step.results)),
     )

@@ -18,7 +18,7 @@ from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.shapes import InputSizes, WrongSize
 from memory_saving_gradients.options.budgets import BudgetError, OfDevice
 from memory_saving_gradients.options.options import Request
-from memory_saving_gradients.pipeline.decide import beside, decide, is_worth_it, plain
+from memory_saving_gradients.pipeline.decide import against_plain, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.loops import Loops, Segments, choose, run_in_segments
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
@@ -59,25 +59,25 @@ def plan_and_rewrite(
 ) -> Iterator[tuple[Call, BackwardPass, Plan, bool, Edits]]:
     """Each backward pass, as it is now, with its plan, whether that saves memory, and the edits."""
     highest = 0
-    if len(groups) > 1 and any(isinstance(one.request.budget, float) for one in groups):
-        readings = (read(one.backward, sizes=one.request.sizes) for one in groups)
+    if len(groups) > 1 and any(isinstance(call.request.budget, float) for call in groups):
+        readings = (read(call.backward, sizes=call.request.sizes) for call in groups)
         highest = max(plain_peak(reading.problem) for reading in readings)
-    for one in groups:
+    for call in groups:
         began = time.perf_counter()
-        request = one.request
+        request = call.request
         if highest and isinstance(request.budget, float):  # a share is one of the whole step
             request = dataclasses.replace(request, budget=int(request.budget * highest))
-        with shown(f"memory_saving_gradients: planning {len(one.backward.needed)} ops"):
+        with shown(f"memory_saving_gradients: planning {len(call.backward.needed)} ops"):
             try:
                 with tf_private.all_or_nothing():
-                    step = taken_apart(one.backward, request.running_sums)
+                    step = taken_apart(call.backward, request.running_sums)
                     with tf_private.all_or_nothing() as edits:
                         plan = _plan_and_rewrite_one(step, request)
                 saves = True
             except _SavesNothing as nothing:
-                step, plan, saves, edits = one.backward, nothing.plan, False, []
+                step, plan, saves, edits = call.backward, nothing.plan, False, []
         plan = dataclasses.replace(plan, seconds=time.perf_counter() - began)
-        yield one, step, plan, saves, edits
+        yield call, step, plan, saves, edits
 
 
 def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
@@ -98,7 +98,7 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
     except _SavesNothing as nothing:
         raise _SavesNothing(dataclasses.replace(nothing.plan, loops=loops.plans({}))) from None
     except BudgetError as error:
-        error = min([*unmet, error], key=lambda one: one.lowest_peak_bytes)
+        error = min([*unmet, error], key=lambda each: each.lowest_peak_bytes)
         plan = by_measurement(reading, request, error)
         if plan is None:
             raise error from None
@@ -127,7 +127,9 @@ def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments:
             plan = _predicted(step, request, now)
         except _SavesNothing:
             plan = plain(now, request, in_bytes(request, now))
-    return dataclasses.replace(beside(plan, reading, now.problem), loops=loops.plans(segments))
+    return dataclasses.replace(
+        against_plain(plan, reading, now.problem), loops=loops.plans(segments)
+    )
 
 
 # The least that a planner takes for an overhead.
@@ -175,7 +177,7 @@ def _decided(reading: Reading, request: Request) -> tuple[Reading, Plan, bool]:
     if not anything_goes:
         plan = decide(reading, request)
         return reading, plan, is_worth_it(plan, reading, request.budget is not None)
-    found: list[tuple[Reading, Plan, bool]] = []
+    candidates: list[tuple[Reading, Plan, bool]] = []
     unmet: BudgetError | None = None
     for batch in (reading.batch_size, *_LARGER_BATCHES):
         try:
@@ -188,21 +190,21 @@ def _decided(reading: Reading, request: Request) -> tuple[Reading, Plan, bool]:
             continue
         except WrongSize:
             continue
-        found.append((reading, plan, is_worth_it(plan, reading, request.budget is not None)))
+        candidates.append((reading, plan, is_worth_it(plan, reading, request.budget is not None)))
         small, *others = _shares(plan)
         own = plan.peak_bytes / max(plan.baseline_peak_bytes, 1)
         if small <= 1 and own < _MUCH and max(others) <= _AS_GOOD * own:
             break
-    if unmet and not found:
+    if unmet and not candidates:
         raise unmet
-    worth = [one for one in found if one[2]]
-    return min(worth or found[:1], key=lambda one: math.prod(_shares(one[1])))
+    worth = [candidate for candidate in candidates if candidate[2]]
+    return min(worth or candidates[:1], key=lambda candidate: math.prod(_shares(candidate[1])))
 
 
 def _shares(plan: Plan) -> list[float]:
     """The peak of a plan as a share of the plain one, at small and large batches."""
     plans = [plan.at(batch) for batch in _BATCHES]
-    return [one.peak_bytes / max(one.baseline_peak_bytes, 1) for one in plans]
+    return [plan.peak_bytes / max(plan.baseline_peak_bytes, 1) for plan in plans]
 
 
 # Where nobody says how large the batch is: what a plan shall be good for, what is tried beside the
@@ -236,9 +238,9 @@ def _plan_with_branches(step: BackwardPass, request: Request, before: Reading) -
         moved = recompute_inside(
             before, functools.partial(_rewrite_inside, step.runtime, request.most_runs)
         )
-        made = step.graph.get_operations()[known:]
+        added = step.graph.get_operations()[known:]
         reading = read(
-            dataclasses.replace(step, new=step.new.union(made)),
+            dataclasses.replace(step, new=step.new.union(added)),
             request.cost_model,
             request.sizes,
         )
@@ -249,7 +251,7 @@ def _plan_with_branches(step: BackwardPass, request: Request, before: Reading) -
         if not chosen and plan.peak_bytes >= decide(before, request).peak_bytes:
             raise _NoBetter
         rewrite(reading.in_order_of(plan.problem), plan.schedule, moved)
-    return beside(plan, before, reading.problem)
+    return against_plain(plan, before, reading.problem)
 
 
 class _NoBetter(Exception):

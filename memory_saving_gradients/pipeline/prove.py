@@ -83,7 +83,7 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
         return _compiled(reading, plan, request)
     if request.verify:
         try:
-            return _held(
+            return _first_proven(
                 reading, plan, request, budget, lambda plan, nodes: _measured(reading, plan)
             )
         except CannotMeasure as error:
@@ -103,7 +103,7 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
         return plan.peak_bytes + _added(reading, plan, nodes), plan
 
     try:
-        return _held(reading, plan, request, int(budget * _TOLERANCE), rehearsed)
+        return _first_proven(reading, plan, request, int(budget * _TOLERANCE), rehearsed)
     except BudgetError as error:
         warn(
             f"memory_saving_gradients: with what TensorFlow makes of it, this step may take "
@@ -167,15 +167,15 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     if budget is None:
         return min(tried, key=_compiled_peak)
     if request.strategy == "budget" and all(
-        _compiled_peak(one) > _NEARLY * budget for one in tried
+        _compiled_peak(candidate) > _NEARLY * budget for candidate in tried
     ):
         # The plan of the lowest predicted peak may fit all the same.
         by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
         tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
     lowest = min(tried, key=_compiled_peak)
-    fitting = [one for one in tried if _compiled_peak(one) <= _NEARLY * budget]
+    fitting = [candidate for candidate in tried if _compiled_peak(candidate) <= _NEARLY * budget]
     if fitting:
-        chosen = min(fitting, key=lambda one: one.overhead)
+        chosen = min(fitting, key=lambda candidate: candidate.overhead)
         fewer = _with_fewer_gates(chosen)
         if fewer.schedule != chosen.schedule:
             fewer = compiled(fewer)
@@ -196,14 +196,14 @@ def _with_fewer_gates(plan: Plan) -> Plan:
     """The plan with its stretches of recomputation together, where little is alive."""
     most = int(_EARLY * plan.peak_bytes)
     schedule = fewer_stretches(plan.problem, plan.schedule, most)
-    made = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
+    judged = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
     return dataclasses.replace(
         plan,
-        schedule=made.schedule,
-        peak_bytes=made.peak_bytes,
-        overhead=made.overhead,
-        checkpoints=made.checkpoints,
-        recomputed=made.recomputed,
+        schedule=judged.schedule,
+        peak_bytes=judged.peak_bytes,
+        overhead=judged.overhead,
+        checkpoints=judged.checkpoints,
+        recomputed=judged.recomputed,
     )
 
 
@@ -245,7 +245,7 @@ def _added(reading: Reading, plan: Plan, nodes: list[str]) -> int:
     return added_bytes(ordered, plan.schedule, nodes)
 
 
-def _held(
+def _first_proven(
     reading: Reading,
     plan: Plan,
     request: Request,
@@ -265,17 +265,17 @@ def _held(
     tried: list[tuple[int, Plan]] = []
     for _ in range(_ROUNDS):
         with contextlib.suppress(_Missed), tf_private.all_or_nothing():
-            found, proven = proof(plan, _rewrite(reading, plan))
-            tried.append((found, proven))
-            if most is not None and found > most:
+            peak, proven = proof(plan, _rewrite(reading, plan))
+            tried.append((peak, proven))
+            if most is not None and peak > most:
                 raise _Missed
             return dataclasses.replace(proven, budget_bytes=budget)
-        allowed = int(plan.peak_bytes * (budget or 0) / found * _MARGIN)
+        allowed = int(plan.peak_bytes * (budget or 0) / peak * _MARGIN)
         try:
             plan = decide(reading, dataclasses.replace(request, budget=allowed))
         except BudgetError:
             break
-    lowest, plan = min(tried, key=lambda one: one[0])
+    lowest, plan = min(tried, key=lambda pair: pair[0])
     raise missed(reading, budget or 0, lowest, plan)
 
 
@@ -298,19 +298,19 @@ def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Pl
         return None
     try:
         unchanged = plain(reading, request, budget)
-        found, plan = _measured(reading, unchanged)
-        if found <= budget:
-            warn(_kept(error, "the plain step, which stays as it is,", found))
+        peak, plan = _measured(reading, unchanged)
+        if peak <= budget:
+            warn(_kept_by_run(error, "the plain step, which stays as it is,", peak))
             return plan
         if request.verify or error.lowest_peak_bytes > _PERHAPS * budget:
             return None
         lowest = decide(reading, dataclasses.replace(request, budget=error.lowest_peak_bytes))
         with tf_private.all_or_nothing():
             _rewrite(reading, lowest)
-            found, plan = _measured(reading, lowest)
-            if found > budget:
+            peak, plan = _measured(reading, lowest)
+            if peak > budget:
                 raise _Missed
-        warn(_kept(error, "the plan of that peak", found))
+        warn(_kept_by_run(error, "the plan of that peak", peak))
         return dataclasses.replace(plan, budget_bytes=budget)
     except _Missed:
         return None
@@ -319,11 +319,11 @@ def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Pl
         return None
 
 
-def _kept(error: BudgetError, what: str, found: int) -> str:
+def _kept_by_run(error: BudgetError, what: str, peak: int) -> str:
     return (
         f"memory_saving_gradients: memory_budget of {format_bytes(error.budget_bytes)} is kept by "
         f"no plan as predicted: the lowest peak would be {format_bytes(error.lowest_peak_bytes)}. "
-        f"But {what} takes {format_bytes(found)}, as measured"
+        f"But {what} takes {format_bytes(peak)}, as measured"
     )
 
 

@@ -123,12 +123,12 @@ def _tensors(grads: Any, graph: tf.Graph) -> list[tf.Tensor]:
 
 def _reference_variables(xs: Any, grads: Any, graph: tf.Graph) -> dict[str, list[tf.Operation]]:
     """The reference variables that each tensor of the gradients is one by, by its name."""
-    found: dict[str, list[tf.Operation]] = {}
+    variables: dict[str, list[tf.Operation]] = {}
     for x, grad in zip(tf.nest.flatten(xs), tf.nest.flatten(grads), strict=True):
         variable = references.variable_of(x)
         for tensor in _tensors(grad, graph) if variable is not None else ():
-            found.setdefault(tensor.name, []).append(variable)
-    return found
+            variables.setdefault(tensor.name, []).append(variable)
+    return variables
 
 
 def plan_updates(updates: tf.Operation) -> None:
@@ -153,8 +153,8 @@ def plan_updates(updates: tf.Operation) -> None:
 def _finish_trace(asked: list[Call]) -> None:
     """Rewrites the step that has been traced."""
     traced = [
-        dataclasses.replace(one, backward=dataclasses.replace(one.backward, traced=True))
-        for one in asked
+        dataclasses.replace(call, backward=dataclasses.replace(call.backward, traced=True))
+        for call in asked
     ]
     if traced:
         _save_memory(traced)
@@ -175,7 +175,7 @@ def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
     graph = asked[0].backward.graph
     looked_at = _looked_at.get()
     if looked_at is not None:
-        looked_at += [(one.backward, one.request) for one in _joined(asked)]
+        looked_at += [(call.backward, call.request) for call in _joined(asked)]
         return {}
     try:
         with _no_garbage_collection(), graph.as_default(), tf_private.all_or_nothing():
@@ -189,18 +189,18 @@ def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
         return {}
     moved: dict[str, tf.Tensor] = {}
     _under_way.last = None
-    for one, step, plan, saves, edits in outcomes:
+    for call, step, plan, saves, edits in outcomes:
         if not step.traced:
-            _under_way.last = dataclasses.replace(one, backward=step), edits
-        pairs = zip(one.backward.results, map(behind_gates, step.results), strict=True)
+            _under_way.last = dataclasses.replace(call, backward=step), edits
+        pairs = zip(call.backward.results, map(behind_gates, step.results), strict=True)
         moved |= {before.name: after for before, after in pairs if before is not after}
-        if saves and one.variables:
-            moved |= _after_last_reads(one, moved)
+        if saves and call.variables:
+            moved |= _after_last_reads(call, moved)
         chosen = WHAT.get(plan.strategy, "")
         logger.info("%s%s%s", plan, "" if saves else " (not applied)", chosen and f"; {chosen}")
-        if saves or one.request.budget is not None:
+        if saves or call.request.budget is not None:
             record_plan(graph, plan)
-            one.planned(plan)
+            call.planned(plan)
             if saves_little(plan):
                 warn(why_little_is_saved(plan, by_memory(plan)))
         else:
@@ -208,23 +208,23 @@ def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
     return moved
 
 
-def _after_last_reads(one: Call, moved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def _after_last_reads(call: Call, moved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """What takes the place of gradients by reference variables, by the name of those."""
-    results = {t.name: moved.get(t.name, t) for t in one.backward.results}
+    results = {t.name: moved.get(t.name, t) for t in call.backward.results}
     step = order.dependencies(t.op for t in results.values())
     return {
         name: references.after_last_read(results[name], variables, step)
-        for name, variables in one.variables.items()
+        for name, variables in call.variables.items()
     }
 
 
 @contextlib.contextmanager
 def looking() -> Iterator[list[tuple[BackwardPass, Request]]]:
     """Within it, what is traced in this thread stays plain, and is put into the list instead."""
-    found: list[tuple[BackwardPass, Request]] = []
-    token = _looked_at.set(found)
+    passes: list[tuple[BackwardPass, Request]] = []
+    token = _looked_at.set(passes)
     try:
-        yield found
+        yield passes
     finally:
         _looked_at.reset(token)
 
@@ -244,22 +244,24 @@ def _no_garbage_collection() -> Iterator[None]:
 def _joined(asked: Sequence[Call]) -> list[Call]:
     """The backward passes that are planned apart: those of one forward pass are planned as one."""
     groups: list[Call] = []
-    for one in asked:
+    for call in asked:
         for i, other in enumerate(groups):
-            if _go_together(other, one):
+            if _go_together(other, call):
                 groups[i] = dataclasses.replace(
                     other,
-                    backward=other.backward.joined(one.backward),
-                    planned=functools.partial(_call_each, {other.planned: None, one.planned: None}),
+                    backward=other.backward.joined(call.backward),
+                    planned=functools.partial(
+                        _call_each, {other.planned: None, call.planned: None}
+                    ),
                 )
                 break
         else:
-            groups.append(one)
+            groups.append(call)
     if groups[0].backward.traced and groups[0].backward.runtime.obeys_control_edges:
-        passes = whole_step([one.backward for one in groups])
+        passes = whole_step([call.backward for call in groups])
         groups = [
-            dataclasses.replace(one, backward=backward)
-            for one, backward in zip(groups, passes, strict=True)
+            dataclasses.replace(call, backward=backward)
+            for call, backward in zip(groups, passes, strict=True)
         ]
     return groups
 
@@ -299,9 +301,9 @@ def _op_at_fault(error: Exception) -> tf.Operation | None:
 
     All of them call it `op`, so that an error of any can be told with it, and none has to care.
     """
-    found = None
+    innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         op = frame.f_locals.get("op")
         if isinstance(op, tf.Operation):
-            found = op
-    return found
+            innermost = op
+    return innermost

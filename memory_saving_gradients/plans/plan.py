@@ -78,8 +78,8 @@ class Plan(PlanData):
         if not seconds > 0:
             raise ValueError(f"seconds must be positive, got {seconds!r}")
         with bar(f"certifying, for up to {seconds:.0f} s", 1):
-            found = certified(self.problem, self.allowed_bytes, seconds).overhead
-        return dataclasses.replace(self, certified_overhead=max(found, self.certified_overhead))
+            overhead = certified(self.problem, self.allowed_bytes, seconds).overhead
+        return dataclasses.replace(self, certified_overhead=max(overhead, self.certified_overhead))
 
     def at(self, batch_size: int) -> Plan:
         """The same plan for batches of another size, with the peaks that it has there.

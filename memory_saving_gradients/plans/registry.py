@@ -42,7 +42,7 @@ def get_plans(of: Any = None) -> list[Plan]:
     if isinstance(of, tf.Graph):
         return list(_plans.get(of, []))
     if hasattr(of, "python_function"):
-        return [plan for one in tf_private.traces(of) for plan in _plans.get(one.graph, [])]
+        return [plan for trace in tf_private.traces(of) for plan in _plans.get(trace.graph, [])]
     if isinstance(getattr(of, "graph", None), tf.Graph):
         return list(_plans.get(of.graph, []))
     if hasattr(of, "train_step"):
@@ -62,13 +62,13 @@ def _of_here() -> list[Plan]:
     if tf.executing_eagerly():
         return [plan for plans in _plans.values() for plan in plans]
     graph = tf.compat.v1.get_default_graph()
-    found = list(_plans.get(graph, []))
-    if not found and graph.building_function:
+    plans = list(_plans.get(graph, []))
+    if not plans and graph.building_function:
         raise RuntimeError(
             "the plan of a tf.function is made when its trace ends: ask for it after the first "
             "call, by get_plans(step), where step is the function"
         )
-    return found
+    return plans
 
 
 def record_plan(graph: tf.Graph, plan: Plan) -> None:

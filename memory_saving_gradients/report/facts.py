@@ -101,10 +101,10 @@ class Moment:
     @property
     def by_kind(self) -> dict[str, int]:
         """The bytes of each kind, the largest first."""
-        found: collections.Counter[str] = collections.Counter()
+        totals: collections.Counter[str] = collections.Counter()
         for part in self.held:
-            found[part.kind] += part.bytes
-        return dict(found.most_common())
+            totals[part.kind] += part.bytes
+        return dict(totals.most_common())
 
 
 def kept(plan: PlanData) -> list[Kept]:
@@ -112,19 +112,19 @@ def kept(plan: PlanData) -> list[Kept]:
     problem, labels = plan.problem, plan.labels
     index_of = {tensor.name: t for t, tensor in enumerate(problem.tensors)}
     reasons = _reasons(plan)
-    found = []
+    checkpoints = []
     for name in plan.checkpoints:
         t = index_of.get(name, -1)
         maker = problem.made_by[t] if t >= 0 else -1
         if maker < 0:
-            one = Kept(name, "", "", "", 0, _GIVEN if name in plan.given else "always there")
+            checkpoint = Kept(name, "", "", "", 0, _GIVEN if name in plan.given else "always there")
         else:
             origin, shape = labels.origin(problem, maker), labels.shape(t)
             dtype = labels.dtypes[t] if labels.dtypes else ""
             why = _GIVEN if name in plan.given else reasons(t)
-            one = Kept(name, origin, shape, dtype, problem.tensors[t].bytes, why)
-        found.append((maker, one))
-    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+            checkpoint = Kept(name, origin, shape, dtype, problem.tensors[t].bytes, why)
+        checkpoints.append((maker, checkpoint))
+    return [checkpoint for _, checkpoint in sorted(checkpoints, key=lambda pair: pair[0])]
 
 
 def _reasons(plan: PlanData) -> Callable[[int], str]:
@@ -158,11 +158,11 @@ def segments(plan: PlanData) -> list[Segment]:
     total = float(problem.costs.sum()) or 1.0
     ran = np.unique(np.asarray(plan.schedule), return_index=True)[1]
     first_runs = set(ran.tolist())  # of an op that runs late for the first time, too
-    found = []
+    parts = []
     for entries in _components(plan):
         ops = [plan.schedule[entry] for entry in entries]
         again = [plan.schedule[entry] for entry in entries if entry not in first_runs]
-        found.append(
+        parts.append(
             Segment(
                 ops=tuple(problem.ops[i].name for i in ops),
                 first=layer(plan, min(ops)),
@@ -172,7 +172,7 @@ def segments(plan: PlanData) -> list[Segment]:
                 entries=tuple(entries),
             )
         )
-    return found
+    return parts
 
 
 def at_peak(plan: PlanData) -> Moment:
@@ -264,13 +264,13 @@ def _components(plan: PlanData) -> list[list[int]]:
 def _starts(plan: PlanData) -> dict[int, list[int]]:
     """The numbers, from 1, of the segments that read each kept tensor."""
     ops = plan.problem.ops
-    found: dict[int, list[int]] = {}
+    starts: dict[int, list[int]] = {}
     for number, entries in enumerate(_components(plan), 1):
         again = [plan.schedule[entry] for entry in entries]
         made = {t for i in again for t in ops[i].outputs}
         for tensor in dict.fromkeys(t for i in again for t in ops[i].inputs if t not in made):
-            found.setdefault(tensor, []).append(number)
-    return found
+            starts.setdefault(tensor, []).append(number)
+    return starts
 
 
 def _read_before_copies(plan: PlanData) -> set[int]:

@@ -94,8 +94,8 @@ def frontier(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figu
     cost = float(problem.costs.sum()) or 1.0
 
     def point(schedule: Any) -> tuple[float, float]:
-        found = simulate(problem, schedule)
-        return found.peak / 1e6, 100 * (found.cost / cost - 1)
+        simulation = simulate(problem, schedule)
+        return simulation.peak / 1e6, 100 * (simulation.cost / cost - 1)
 
     with bar("planning for the frontier", 1 + len(STRATEGIES) + _BUDGETS) as tick:
         named = {}
@@ -168,13 +168,13 @@ def network(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figur
 
 def _bands(rows: Sequence[Row]) -> list[tuple[int, int]]:
     """The stretches of rows of one segment."""
-    found: list[tuple[int, int]] = []
+    bands: list[tuple[int, int]] = []
     for place, row in enumerate(rows):
         if place and row.segment == rows[place - 1].segment:
-            found[-1] = found[-1][0], place
+            bands[-1] = bands[-1][0], place
         else:
-            found.append((place, place))
-    return found
+            bands.append((place, place))
+    return bands
 
 
 def _draw_arc(axes: Axes, begin: int, end: int, width: float, label: str) -> None:
@@ -226,11 +226,11 @@ def png(figure: Figure) -> bytes:
 
 def _undominated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """The points that no other beats in both."""
-    found: list[tuple[float, float]] = []
+    best: list[tuple[float, float]] = []
     for point in sorted(points):
-        if not found or point[1] < found[-1][1]:
-            found.append(point)
-    return found
+        if not best or point[1] < best[-1][1]:
+            best.append(point)
+    return best
 
 
 def _title(plan: PlanData) -> str:

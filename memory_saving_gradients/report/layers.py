@@ -60,10 +60,10 @@ def coarse(plan: PlanData) -> tuple[list[Row], list[Arc]]:
     costs, times = problem.costs, collections.Counter(plan.schedule)
     rows = []
     for group in groups:
-        made = [(t, i) for i in group for t in problem.ops[i].outputs]
+        outputs = [(t, i) for i in group for t in problem.ops[i].outputs]
         sums: collections.Counter[str] = collections.Counter()
         again: collections.Counter[int] = collections.Counter()
-        for t, i in made:
+        for t, i in outputs:
             kind = "kept" if t in kept else "again" if i in in_segment else "plain"
             sums[kind] += problem.tensors[t].bytes
             if kind == "again":

@@ -50,7 +50,7 @@ _TRY = {
 def in_the_way(plan: PlanData) -> str:
     """What holds the peak of a plan, largest first, and what to try: a few sentences."""
     peak = facts.at_peak(plan)
-    found = []
+    sentences = []
     for kind, size in peak.by_kind.items():
         if size < _MUCH * peak.bytes:
             continue
@@ -60,8 +60,8 @@ def in_the_way(plan: PlanData) -> str:
         if layer.bytes < 0.9 * size:
             where = f"{len([h for h in peak.held if h.kind == kind])} layers, the largest {where}"
         advice = _TRY.get(kind) or _kept_advice(plan)
-        found.append(f"{size / peak.bytes:.0%} of the peak is {name} ({where}): {advice}.")
-    return " ".join(found)
+        sentences.append(f"{size / peak.bytes:.0%} of the peak is {name} ({where}): {advice}.")
+    return " ".join(sentences)
 
 
 def _several(kind: str) -> str:

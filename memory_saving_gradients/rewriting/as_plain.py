@@ -25,7 +25,7 @@ def left_alone(reading: Reading) -> set[str]:
     may be merged with what comes. Of a power that has a control edge Grappler makes a wrong graph,
     sees that it is wrong, and optimises nothing.
     """
-    found = {op.name for op in reading.operations if op.type == "Pow"}
+    alone = {op.name for op in reading.operations if op.type == "Pow"}
     running = {op for _, sums in reading.step.sums for op in sums}
     for op in reading.operations:
         readers = readers_left(op, reading.unused)
@@ -35,15 +35,15 @@ def left_alone(reading: Reading) -> set[str]:
             alike = {computation(reader) for reader in readers}
             kinds = {ASSOCIATIVE.get(reader.type) for reader in readers}
             if len(alike) <= 1 and kinds <= {ASSOCIATIVE[op.type]}:
-                found |= {op.name, *(reader.name for reader in readers)}
+                alone |= {op.name, *(reader.name for reader in readers)}
             if len(alike) < len(readers):  # equal ones become one, and their sum a product
-                found.update(reader.name for reader in readers)
-                found.update(
+                alone.update(reader.name for reader in readers)
+                alone.update(
                     sum_.name for reader in readers for sum_ in readers_left(reader, reading.unused)
                 )
         if has_common_factor(op):
-            found |= {op.name, *(t.op.name for t in op.inputs)}
-    return found - {op.name for op in reading.operations if not op.outputs}
+            alone |= {op.name, *(t.op.name for t in op.inputs)}
+    return alone - {op.name for op in reading.operations if not op.outputs}
 
 
 def updates(reading: Reading) -> set[str]:

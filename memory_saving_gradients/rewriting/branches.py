@@ -78,15 +78,15 @@ def _pairs(reading: Reading) -> list[tuple[tf.Operation, tf.Operation]]:
         for op, described in zip(reading.operations, reading.problem.ops, strict=True)
         if op.type == "StatelessIf" and described.backward
     ]
-    pairs = ((_kept_by(op, reading.step.runtime), op) for op in backward)
+    pairs = ((_forward_of(op, reading.step.runtime), op) for op in backward)
     return [(forward, op) for forward, op in pairs if forward is not None]
 
 
-def _kept_by(op: tf.Operation, runtime: Runtime) -> tf.Operation | None:
+def _forward_of(op: tf.Operation, runtime: Runtime) -> tf.Operation | None:
     """The `If` whose gradient `op` is; None if that is not clear."""
     if runtime.obeys_control_edges:
-        found = {t.op for t in op.inputs if t.dtype == tf.variant}
-        return found.pop() if len(found) == 1 and next(iter(found)).type in _IFS else None
+        forwards = {t.op for t in op.inputs if t.dtype == tf.variant}
+        return forwards.pop() if len(forwards) == 1 and next(iter(forwards)).type in _IFS else None
     # An earlier one may have made what this one begins with.
     ifs = {t.op for t in op.inputs if t.op.type in _IFS and t.op.inputs[0] is op.inputs[0]}
     return next((one for one in reversed(op.graph.get_operations()) if one in ifs), None)
@@ -110,16 +110,18 @@ def _recomputing(forward: tf.Operation, backward: tf.Operation, inside: Inside) 
     node.attr["Tin"].list.type.extend(t.dtype.as_datatype_enum for t in inputs.values())
     for name in ("_read_only_resource_inputs", "_class"):
         node.attr.pop(name, None)
-    given = {f"given/{i}:0": t for i, t in enumerate([backward.inputs[0], *inputs.values()])}
-    node.input[:] = given
+    input_map = {f"given/{i}:0": t for i, t in enumerate([backward.inputs[0], *inputs.values()])}
+    node.input[:] = input_map
     node.name = f"{backward.name}/recomputing"
-    return _add(node, given, backward.graph)
+    return _add(node, input_map, backward.graph)
 
 
-def _add(node: tf.compat.v1.NodeDef, given: dict[str, tf.Tensor], graph: tf.Graph) -> tf.Operation:
+def _add(
+    node: tf.compat.v1.NodeDef, input_map: dict[str, tf.Tensor], graph: tf.Graph
+) -> tf.Operation:
     graph_def = tf.compat.v1.GraphDef(node=[node], versions=graph.graph_def_versions)
     with graph.as_default(), graph.name_scope(None), graph.control_dependencies(None):
-        (made,) = tf.graph_util.import_graph_def(graph_def, given, [node.name], name="")
+        (made,) = tf.graph_util.import_graph_def(graph_def, input_map, [node.name], name="")
     return made
 
 
@@ -143,9 +145,9 @@ class _Pair:
         self.again: set[str] = set()
         self._values: dict[str, tf.Tensor] = {}  # of the second branch: what the first computed
         self._outputs: dict[str, int] = {}  # of the first branch: in which output a tensor is kept
-        for placeholder, given in zip(self._second.inputs, backward.inputs[1:], strict=True):
-            if given.op is forward:
-                self._take(placeholder, given.value_index)
+        for placeholder, passed in zip(self._second.inputs, backward.inputs[1:], strict=True):
+            if passed.op is forward:
+                self._take(placeholder, passed.value_index)
         self._run_again(self._values.values())
 
     def _take(self, placeholder: tf.Tensor, output: int) -> None:
@@ -186,21 +188,21 @@ class _Pair:
         """The branch of the gradient, which first computes what it needs of the other."""
         body = tf_private.new_function_graph(f"{self._second.name}_recomputing")
         with body.as_default():
-            given: dict[str, tf.Tensor] = {}
+            stand_ins: dict[str, tf.Tensor] = {}
             late = []
             ours = {t.name for t in (*self._forward.inputs, *self._forward.outputs)}
             for tensor in inputs:
                 if tensor.name in ours:
-                    given[tensor.name] = stand_in(tensor, "input")
+                    stand_ins[tensor.name] = stand_in(tensor, "input")
                 else:
                     late.append(tensor)
             outer = dict(
                 zip((t.name for t in self._first.inputs), self._forward.inputs[1:], strict=True)
             )
-            known = {name: given[t.name] for name, t in outer.items()}
+            known = {name: stand_ins[t.name] for name, t in outer.items()}
             for name, output in self._outputs.items():
                 if output in self.kept:
-                    kept = known[name] = given[self._forward.outputs[output].name]
+                    kept = known[name] = stand_ins[self._forward.outputs[output].name]
                     tensor = self._first.get_tensor_by_name(name)
                     if kept.dtype == tf.variant != tensor.dtype:
                         known[name] = tf.raw_ops.OptionalGetValue(
@@ -209,15 +211,15 @@ class _Pair:
             values = transplanted(self._first, list(self._values.values()), known)
             first_new = len(body.get_operations())
             for i, tensor in enumerate(late):  # the gradients that come in
-                given[tensor.name] = stand_in(tensor, f"grad_ys_{i}")
+                stand_ins[tensor.name] = stand_in(tensor, f"grad_ys_{i}")
             known = dict(zip(self._values, values, strict=True))
             for placeholder, tensor in zip(
                 self._second.inputs, self._backward.inputs[1:], strict=True
             ):
-                if tensor.name in given:
-                    known[placeholder.name] = given[tensor.name]
+                if tensor.name in stand_ins:
+                    known[placeholder.name] = stand_ins[tensor.name]
             body.outputs = transplanted(self._second, self._second.outputs, known)
-            body.inputs = [given[t.name] for t in inputs]
+            body.inputs = [stand_ins[t.name] for t in inputs]
         results = [t for t in body.outputs if t.dtype != tf.variant]
         if results:
             inside(BackwardPass.since(first_new, results[0], results))

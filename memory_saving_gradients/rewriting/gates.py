@@ -65,7 +65,7 @@ class Gates(Holding):
                     gate.write_out(op.outputs[0])
                 previous = op.outputs
             if self.on_gpu:
-                passing = {t.name: t for one in self.gates.values() for t in one.tensors}
+                passing = {t.name: t for each in self.gates.values() for t in each.tensors}
                 for tensor in (t for t in passing.values() if t.op.name in backward):
                     gate.write_out(tensor)
 
@@ -87,14 +87,14 @@ def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     them.
     """
     returned = {t.name for t in reading.step.results}
-    found = {}
+    gates = {}
     for before, start, end in _stretches(reading, schedule):
         ops = _since(reading, schedule[before:start])
         read = {t.name for op in ops for t in op.inputs}
         unread = (t for op in ops for t in op.outputs if t.name not in read)
         after = [t for t in unread if t.consumers() or t.name in returned]
-        found[start] = Gate(_read(reading, schedule[start:end]), after)
-    return found
+        gates[start] = Gate(_read(reading, schedule[start:end]), after)
+    return gates
 
 
 def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
@@ -105,14 +105,14 @@ def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     would be merged with the original.
     """
     results = {kinds.owner(t).name for t in reading.step.results}
-    found = {}
+    gates = {}
     for before, start, end in _stretches(reading, schedule):
-        made = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
+        outputs = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
         entries = schedule[start:end]
         passes = _read(reading, entries, of_backward=True) + _sources(reading, entries)
-        passes += [t for t in made if t.name in results and gate.may_wait(t)]
-        found[start] = Gate([*{t.name: t for t in passes}.values()])
-    return found
+        passes += [t for t in outputs if t.name in results and gate.may_wait(t)]
+        gates[start] = Gate([*{t.name: t for t in passes}.values()])
+    return gates
 
 
 def _since(reading: Reading, entries: Schedule) -> list[tf.Operation]:
@@ -125,21 +125,21 @@ def _read(reading: Reading, entries: Schedule, of_backward: bool = False) -> lis
     """What some runs read of the forward pass, or of both, and do not make themselves."""
     problem, graph = reading.problem, reading.step.graph
     made: set[int] = set()
-    found: dict[int, tf.Tensor] = {}
+    read: dict[int, tf.Tensor] = {}
     for index in entries:
         op = problem.ops[index]
         for t in op.inputs:
             maker = problem.made_by[t]
             there = t not in made and maker >= 0
             if there and (of_backward or not problem.ops[maker].backward):
-                found[t] = graph.get_tensor_by_name(problem.tensors[t].name)
+                read[t] = graph.get_tensor_by_name(problem.tensors[t].name)
         made.update(op.outputs)
-    return [t for t in found.values() if gate.may_wait(t)]
+    return [t for t in read.values() if gate.may_wait(t)]
 
 
 def _sources(reading: Reading, entries: Schedule) -> list[tf.Tensor]:
     """The weights and inputs that some runs read."""
-    found: dict[str, tf.Tensor] = {}
+    sources: dict[str, tf.Tensor] = {}
     waiting = [t for i in entries for t in reading.operations[i].inputs]
     seen: set[str] = set()
     while waiting:
@@ -149,8 +149,8 @@ def _sources(reading: Reading, entries: Schedule) -> list[tf.Tensor]:
             if tensor.name in reading.made_of:
                 waiting.extend(tensor.op.inputs)
             elif tensor.op.type in _SOURCES and tensor.name not in reading.tensor_of:
-                found[tensor.name] = tensor
-    return [t for t in found.values() if gate.may_wait(t)]
+                sources[tensor.name] = tensor
+    return [t for t in sources.values() if gate.may_wait(t)]
 
 
 _SOURCES = ("ReadVariableOp", "Placeholder")

@@ -31,15 +31,15 @@ def function(name: str, like: Groups, make: Callable[[Groups], Sequence[tf.Tenso
     """A function of loop variables."""
     body = new_graph(name)
     with body.as_default():
-        given = {group: [loop_variable(t, group) for t in those] for group, those in like.items()}
-        body.outputs = [*make(given)]
-        body.inputs = flat(given)
+        carry = {group: [loop_variable(t, group) for t in those] for group, those in like.items()}
+        body.outputs = [*make(carry)]
+        body.inputs = flat(carry)
     return body
 
 
 def round_function(name: str, like: Groups, make: Callable[[Groups], Groups]) -> Any:
     """The function of a round, which hands on the groups that `make` leaves out."""
-    return function(name, like, lambda given: flat(given | make(given)))
+    return function(name, like, lambda carry: flat(carry | make(carry)))
 
 
 def new_graph(name: str) -> Any:
@@ -49,16 +49,16 @@ def new_graph(name: str) -> Any:
 
 def loop_variable(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """A placeholder like a tensor, which tells what it holds if that is a list."""
-    made = stand_in(tensor, name)
-    tf_private.copy_handle_data(tensor, made)
-    return made
+    placeholder = stand_in(tensor, name)
+    tf_private.copy_handle_data(tensor, placeholder)
+    return placeholder
 
 
 def condition_for(condition: Any, like: Groups) -> Any:
     """The condition of a loop for more loop variables, which come after its own."""
 
-    def make(given: Groups) -> list[tf.Tensor]:
-        known = {t.name: now for t, now in zip(condition.inputs, given["own"], strict=True)}
+    def make(carry: Groups) -> list[tf.Tensor]:
+        known = {t.name: now for t, now in zip(condition.inputs, carry["own"], strict=True)}
         return transplanted(condition, condition.outputs, known)
 
     return function(condition.name, like, make)
@@ -74,7 +74,7 @@ def loop(
     rounds: int,
 ) -> Groups:
     """A loop in the default graph, with the attributes of another one; its results."""
-    condition = function(f"{name}_cond", like, lambda given: [goes_on(given)])
+    condition = function(f"{name}_cond", like, lambda carry: [goes_on(carry)])
     body = round_function(name, like, one_round)
     graph = tf.compat.v1.get_default_graph()
     names = [tf_private.function_of(one, graph) for one in (condition, body)]
@@ -82,9 +82,9 @@ def loop(
         op.op_def.is_stateful for op in body.get_operations() if op.type != "Placeholder"
     )
     shapes = [t.shape for t in flat(like)]
-    made = while_op(name, flat(begin), names, shapes, stateful, of)
-    tf_private.set_number(made[0].op, ROUNDS, rounds)
-    return split(made, begin)
+    results = while_op(name, flat(begin), names, shapes, stateful, of)
+    tf_private.set_number(results[0].op, ROUNDS, rounds)
+    return split(results, begin)
 
 
 def same_loop(
@@ -94,9 +94,9 @@ def same_loop(
     names = [of.get_attr(attribute).name for attribute in ("cond", "body")]
     tf_private.share_functions(of.graph, tf.compat.v1.get_default_graph())
     shapes = [tf.TensorShape(shape) for shape in of.get_attr("output_shapes")]
-    made = while_op(name, begin, names, shapes, False, of)
-    tf_private.set_number(made[0].op, ROUNDS, rounds)
-    return made
+    results = while_op(name, begin, names, shapes, False, of)
+    tf_private.set_number(results[0].op, ROUNDS, rounds)
+    return results
 
 
 def while_op(
@@ -109,7 +109,7 @@ def while_op(
 ) -> list[tf.Tensor]:
     """A loop of functions by name, with the attributes of another one; its results."""
     condition, body = functions
-    made = (tf.raw_ops.While if stateful else tf.raw_ops.StatelessWhile)(
+    results = (tf.raw_ops.While if stateful else tf.raw_ops.StatelessWhile)(
         input=list(begin),
         cond=condition,
         body=body,
@@ -117,10 +117,10 @@ def while_op(
         parallel_iterations=PARALLEL,
         name=name,
     )
-    tf_private.copy_attributes(of, made[0].op, _LIKE_THE_LOOP)
-    for source, tensor in zip(begin, made, strict=True):
+    tf_private.copy_attributes(of, results[0].op, _LIKE_THE_LOOP)
+    for source, tensor in zip(begin, results, strict=True):
         tf_private.copy_handle_data(source, tensor)
-    return list(made)
+    return list(results)
 
 
 def split(variables: Sequence[tf.Tensor], like: Groups) -> Groups:

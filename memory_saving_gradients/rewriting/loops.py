@@ -66,9 +66,9 @@ def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
         lists = [empty_list(t, most) for t in pushed]
         like: Groups = {"own": pair.body.inputs, "lists": lists}
 
-        def forward(given: Groups) -> Groups:
-            kept, new = _round(pair, given["own"], pushed)
-            return {"own": kept, "lists": [*map(push, given["lists"], new)]}
+        def forward(carry: Groups) -> Groups:
+            after, new = _round(pair, carry["own"], pushed)
+            return {"own": after, "lists": [*map(push, carry["lists"], new)]}
 
         body = round_function(pair.body.name, like, forward)
         condition = condition_for(pair.condition, like)
@@ -117,43 +117,43 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
     count = len(pair.body.inputs)
     stay = [i for i in range(count) if i not in pair.again]
 
-    def forward(given: Groups) -> Groups:
-        done, every = given["counts"]
-        own = given["own"]
+    def forward(carry: Groups) -> Groups:
+        done, every = carry["counts"]
+        own = carry["own"]
         kept = [own[i] for i in start.states]
         within: Groups = {
             "place": [tf.constant(0), every],
             "own": [own[i] for i in stay],
-            "once": given["once"],
+            "once": carry["once"],
         }
         like = {**within, "own": [pair.body.inputs[i] for i in stay]}
 
-        def one_round(given: Groups) -> Groups:
-            place, every = given["place"]
-            own = dict(zip(stay, given["own"], strict=True))
+        def one_round(carry: Groups) -> Groups:
+            place, every = carry["place"]
+            own = dict(zip(stay, carry["own"], strict=True))
             kept, once = _round(pair, [own.get(i) for i in range(count)], start.once)
             return {
                 "place": [place + 1, every],
                 "own": [kept[i] for i in stay],
-                "once": [*map(push, given["once"], once)],
+                "once": [*map(push, carry["once"], once)],
             }
 
-        def goes_on(given: Groups) -> tf.Tensor:
-            place, every = given["place"]
+        def goes_on(carry: Groups) -> tf.Tensor:
+            place, every = carry["place"]
             own = {
-                pair.condition.inputs[i].name: t for i, t in zip(stay, given["own"], strict=True)
+                pair.condition.inputs[i].name: t for i, t in zip(stay, carry["own"], strict=True)
             }
             (more,) = transplanted(pair.condition, pair.condition.outputs, own)
             return tf.logical_and(place < every, more)
 
-        made = loop("segment", within, like, goes_on, one_round, pair.forward, rounds)
-        after = dict(zip(stay, made["own"], strict=True))
+        results = loop("segment", within, like, goes_on, one_round, pair.forward, rounds)
+        after = dict(zip(stay, results["own"], strict=True))
         unchanged = {i for i in stay if hands_on(pair.body, i)}
         return {
             "own": [t if i in unchanged else after.get(i, t) for i, t in enumerate(own)],
             "counts": [done + 1, every],
-            "once": made["once"],
-            "states": [*map(push, given["states"], kept)],
+            "once": results["once"],
+            "states": [*map(push, carry["states"], kept)],
         }
 
     body = round_function(pair.body.name, like, forward)
@@ -177,25 +177,25 @@ def _backward_in_segments(
     like = {"own": pair.gradient.inputs, **begin}
     refilled = {i: list_ for i, list_ in pair.popped.items() if list_ in pair.again}
 
-    def backward(given: Groups) -> Groups:
-        segments, every, done = given["counts"]
+    def backward(carry: Groups) -> Groups:
+        segments, every, done = carry["counts"]
         before = (segments - 1 - done) * every  # so many rounds
-        rounds = tf.cast(given["own"][2], tf.int32)
+        rounds = tf.cast(carry["own"][2], tf.int32)
         rounds = tf.where(tf.equal(done, 0), rounds - before, every)
-        popped = [*map(pop, given["states"], states)]
-        full = _segment_again(pair, given, [t for _, t in popped], before, rounds, length, expected)
-        own = list(given["own"])
+        popped = [*map(pop, carry["states"], states)]
+        full = _segment_again(pair, carry, [t for _, t in popped], before, rounds, length, expected)
+        own = list(carry["own"])
         own[0] = tf.zeros_like(own[0])
         own[2] = tf.cast(rounds, own[2].dtype)
         own = [full[refilled[i]] if i in refilled else _given(t) for i, t in enumerate(own)]
-        made = same_loop("segment_grad", own, pair.backward, expected)
+        results = same_loop("segment_grad", own, pair.backward, expected)
         unchanged = {
             i
             for i in range(len(pair.gradient.inputs))
             if i in refilled or i in (0, 2) or hands_on(pair.gradient, i)
         }
         return {
-            "own": [given["own"][i] if i in unchanged else t for i, t in enumerate(made)],
+            "own": [carry["own"][i] if i in unchanged else t for i, t in enumerate(results)],
             "counts": [segments, every, done + 1],
             "states": [left for left, _ in popped],
         }
@@ -204,14 +204,14 @@ def _backward_in_segments(
     condition = function(
         pair.gradient_condition.name,
         like,
-        lambda given: [given["counts"][2] < given["counts"][0]],
+        lambda carry: [carry["counts"][2] < carry["counts"][0]],
     )
     return _new_gradient(pair, condition, body, begin)
 
 
 def _segment_again(
     pair: LoopPair,
-    given: Groups,
+    carry: Groups,
     states: list[tf.Tensor],
     before: tf.Tensor,
     rounds: tf.Tensor,
@@ -228,33 +228,33 @@ def _segment_again(
         "place": [tf.constant(0), rounds, before],
         "states": states,
         "lists": lists,
-        **{group: given[group] for group in ("once", "invariants", "reads")},
+        **{group: carry[group] for group in ("once", "invariants", "reads")},
     }
     like = {**within, "states": [pair.body.inputs[i] for i in start.states]}
 
-    def one_round(given: Groups) -> Groups:
-        place, rounds, before = given["place"]
+    def one_round(carry: Groups) -> Groups:
+        place, rounds, before = carry["place"]
         once = [
-            item(t, before + place, like) for t, like in zip(given["once"], start.once, strict=True)
+            item(t, before + place, like) for t, like in zip(carry["once"], start.once, strict=True)
         ]
-        known = _known(pair, start, given, [*given["states"], *once])
+        known = _known(pair, start, carry, [*carry["states"], *once])
         wanted = [
             *(pair.body.outputs[i] for i in start.states),
             *(pair.elements[i] for i in pair.again),
         ]
-        made = _again(pair, wanted, known)
+        results = _again(pair, wanted, known)
         new = len(start.states)
         return {
             "place": [place + 1, rounds, before],
-            "states": made[:new],
-            "lists": [*map(push, given["lists"], made[new:])],
+            "states": results[:new],
+            "lists": [*map(push, carry["lists"], results[new:])],
         }
 
-    def goes_on(given: Groups) -> tf.Tensor:
-        return given["place"][0] < given["place"][1]
+    def goes_on(carry: Groups) -> tf.Tensor:
+        return carry["place"][0] < carry["place"][1]
 
-    made = loop("again", within, like, goes_on, one_round, pair.forward, expected)
-    return dict(zip(pair.again, made["lists"], strict=True))
+    results = loop("again", within, like, goes_on, one_round, pair.forward, expected)
+    return dict(zip(pair.again, results["lists"], strict=True))
 
 
 def _round(
@@ -267,14 +267,14 @@ def _round(
     """
     names = [t.name for t in pair.body.inputs]
     known = {name: t for name, t in zip(names, own, strict=True) if t is not None}
-    kept = [i for i in range(len(names)) if i not in pair.again]
-    wanted = [*(pair.body.outputs[i] for i in kept), *also]
+    others = [i for i in range(len(names)) if i not in pair.again]
+    wanted = [*(pair.body.outputs[i] for i in others), *also]
     with _merged_as(pair) as alone:
-        made = transplanted(pair.body, wanted, known, also=pair.body.control_outputs)
+        results = transplanted(pair.body, wanted, known, also=pair.body.control_outputs)
     # Grappler fuses nothing with an op that something waits for.
-    tf_private.add_control_inputs(kinds.owner(made[0]).op, alone)
-    after = dict(zip(kept, made, strict=False))
-    return [after.get(i, own[i]) for i in range(len(names))], made[len(kept) :]
+    tf_private.add_control_inputs(kinds.owner(results[0]).op, alone)
+    after = dict(zip(others, results, strict=False))
+    return [after.get(i, own[i]) for i in range(len(names))], results[len(others) :]
 
 
 def _again(
@@ -344,14 +344,14 @@ def _at_hand(pair: LoopPair, start: Start) -> Groups:
 
 
 def _known(
-    pair: LoopPair, start: Start, given: Groups, begin: Sequence[tf.Tensor]
+    pair: LoopPair, start: Start, carry: Groups, begin: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """What stands for tensors of the body where a round is computed again."""
     inputs = pair.body.inputs
     names = [inputs[i].name for i in start.states] + [t.name for t in start.once]
     known = dict(zip(names, begin, strict=True))
-    known |= {inputs[i].name: t for i, t in zip(start.invariants, given["invariants"], strict=True)}
-    values = dict(zip(dict.fromkeys(start.reads.values()), given["reads"], strict=True))
+    known |= {inputs[i].name: t for i, t in zip(start.invariants, carry["invariants"], strict=True)}
+    values = dict(zip(dict.fromkeys(start.reads.values()), carry["reads"], strict=True))
     return known | {name: values[i] for name, i in start.reads.items()}
 
 
@@ -376,18 +376,18 @@ def _round_of_gradient(
     """
     body = new_graph(pair.gradient.name)
     with body.as_default():
-        given = {group: [loop_variable(t, group) for t in those] for group, those in more.items()}
-        popped = [*map(pop, given["lists"], pushed)]
-        known = _known(pair, pair.to_begin, given, [t for _, t in popped])
+        carry = {group: [loop_variable(t, group) for t in those] for group, those in more.items()}
+        popped = [*map(pop, carry["lists"], pushed)]
+        known = _known(pair, pair.to_begin, carry, [t for _, t in popped])
         values = _again(pair, [pair.elements[i] for i in pair.again], known)
         first_new = len(body.get_operations())
         own = [loop_variable(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
-        made = _gradient(pair, own, dict(zip(pair.again, values, strict=True)))
-        given = {"own": own, **given}
-        body.inputs = flat(given)
-        after = {"own": made, "lists": [left for left, _ in popped]}
-        body.outputs = flat(given | after)
-        results = [t for t in made if t.op.type != "Placeholder" and t.dtype != tf.resource]
+        grads = _gradient(pair, own, dict(zip(pair.again, values, strict=True)))
+        carry = {"own": own, **carry}
+        body.inputs = flat(carry)
+        after = {"own": grads, "lists": [left for left, _ in popped]}
+        body.outputs = flat(carry | after)
+        results = [t for t in grads if t.op.type != "Placeholder" and t.dtype != tf.resource]
         if results:
             inside(BackwardPass.since(first_new, results[0], results))
             body.outputs = [*map(behind_gates, body.outputs)]
@@ -413,8 +413,8 @@ def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> 
     own = len(body.inputs)
     like = {"own": body.inputs, "more": [*op.inputs][own:]}
 
-    def make(given: Groups) -> Groups:
-        known = {t.name: now for t, now in zip(body.inputs, given["own"], strict=True)}
+    def make(carry: Groups) -> Groups:
+        known = {t.name: now for t, now in zip(body.inputs, carry["own"], strict=True)}
         return {"own": transplanted(body, body.outputs, known, also=body.control_outputs)}
 
     with apart(op.graph):
@@ -429,8 +429,10 @@ def _new_gradient(pair: LoopPair, condition: Any, body: Any, more: Groups) -> tf
     names = [tf_private.function_of(one, old.graph) for one in (condition, body)]
     shapes = [*map(tf.TensorShape, old.get_attr("output_shapes")), *(t.shape for t in new)]
     with old.graph.name_scope(None), old.graph.device(old.device):
-        made = while_op(f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, False, old)
-    tf_private.add_control_inputs(made[0].op, old.control_inputs)
-    for before, after in zip(old.outputs, made, strict=False):
+        outputs = while_op(
+            f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, False, old
+        )
+    tf_private.add_control_inputs(outputs[0].op, old.control_inputs)
+    for before, after in zip(old.outputs, outputs, strict=False):
         tf_private.reroute(before, after)
-    return made[0].op
+    return outputs[0].op

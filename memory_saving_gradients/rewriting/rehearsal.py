@@ -89,18 +89,18 @@ def _peak(
         at[name] = planned if planned - ready <= _SLACK else ready
         read = [_tensor(one) for one in node.input if not one.startswith("^")]
         read = [owner.get(tensor, tensor) for tensor in read]
-        made = f"{name}:0"
+        output = f"{name}:0"
         shown = 0 if node.op in kinds.VIEWS and read else None
         if node.op in grappler.ASSOCIATIVE and name in operations:
             shown = kinds.shown_input(operations[name], 0)
         if shown is not None:
-            owner[made] = read[shown]
+            owner[output] = read[shown]
         elif node.op == "Const":
-            size[made] = 0  # not the step's
+            size[output] = 0  # not the step's
         elif node.op in grappler.ASSOCIATIVE:  # of other operands than in the plan, maybe
-            size[made] = min(size.get(made, 0), max(size.get(tensor, 0) for tensor in read))
+            size[output] = min(size.get(output, 0), max(size.get(tensor, 0) for tensor in read))
         for tensor in read:
-            over = node.op in kinds.IN_PLACE and size.get(made) == size.get(tensor)
+            over = node.op in kinds.IN_PLACE and size.get(output) == size.get(tensor)
             read_last[tensor] = max(read_last.get(tensor, (0, False)), (at[name], over))
     for name in fetches:
         read_last[owner.get(name, name)] = end_of_step, False

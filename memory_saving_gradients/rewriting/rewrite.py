@@ -315,13 +315,13 @@ def _make_copies(edits: _Edits, with_control_edges: bool) -> dict[str, tf.Operat
     names = [node.name for node in nodes]
     graph_def = tf.compat.v1.GraphDef(node=nodes, versions=graph.graph_def_versions)
     with apart(graph):
-        made = tf.graph_util.import_graph_def(
+        imported = tf.graph_util.import_graph_def(
             graph_def,
             input_map=edits.outside,
             return_elements=names,
             name="",
         )
-    copies = dict(zip(names, made, strict=True))
+    copies = dict(zip(names, imported, strict=True))
     for name, (_, op) in edits.nodes.items():
         if with_control_edges:
             tf_private.add_control_inputs(copies[name], op.control_inputs)

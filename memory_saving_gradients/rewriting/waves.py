@@ -161,12 +161,12 @@ class _Entries:
 def _made_before(reading: Reading, schedule: Schedule) -> list[list[int]]:
     """For each entry, the entries that made what it reads."""
     newest: dict[int, int] = {}
-    found = []
+    makers = []
     for i, index in enumerate(schedule):
         op = reading.problem.ops[index]
-        found.append([newest[t] for t in op.inputs if t in newest])
+        makers.append([newest[t] for t in op.inputs if t in newest])
         newest.update((t, i) for t in op.outputs)
-    return found
+    return makers
 
 
 def _data(op: tf.Operation) -> list[int]:
