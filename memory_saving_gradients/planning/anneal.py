@@ -1,16 +1,16 @@
 """Search among schedules by simulated annealing.
 
 After FastSA (Imanishi et al., "A Fast Heuristic to Optimize Time-Space Tradeoff for Large Models",
-NeurIPS 2023): a move adds a run, and perhaps runs of what it reads; takes one away, with those that
-only it needed; or puts one into another slot. Moves that make the schedule cheaper, or bring it
-closer to the budget, are taken; others now and then, ever more rarely. What a byte above the budget
-costs follows the search: more while schedules exceed the budget, less while they do not, so that it
-goes along the border, where the best ones lie. A search for the lowest peak is the same one, with a
-budget that goes down whenever it is met.
+NeurIPS 2023). A move adds a run, and perhaps runs that recompute its inputs; removes one, with the
+runs that only it needed; or puts one into another slot. Moves that make the schedule cheaper, or
+bring it closer to the budget, are accepted; others with a probability that falls over time. The
+price of a byte above the budget adapts: it rises while schedules exceed the budget and falls while
+they do not, so that the search stays close to the budget, where the best schedules are. The search
+for the lowest peak is the same, with a budget that is lowered whenever it is met.
 
-Most moves are aimed: where a schedule exceeds the budget, a move makes room at a run that does. And
-one that cannot pay for itself is refused before it is made, as making it and taking it back is what
-costs time.
+Most moves are aimed: where a schedule exceeds the budget, a move frees memory at a run that exceeds
+it. A move that cannot pay for itself is rejected before it is made, as making and undoing moves is
+what takes time.
 """
 
 from __future__ import annotations
@@ -51,34 +51,34 @@ from memory_saving_gradients.planning.runs import (
 )
 from memory_saving_gradients.planning.simulate import simulate
 
-#: The temperature in the beginning and in the end: what a move may cost, as a share of all runs.
+#: The initial and the final temperature: what a move may cost, as a share of the plain cost.
 HOT = 1e-3
 _COLD = 1e-4
 
-# The price of what exceeds the budget is looked at so many times, and changed by this factor.
+# The price of bytes above the budget: its initial value, how often it is updated, and the factor.
 _FIRST_PRICE = 100.0
 _PRICES = 400
 _PRICE = 1.25
 
-# The shares of the moves that make room where the budget is exceeded, of those that add a run
-# anywhere where it is not, and of the others that take one away.
+# The share of moves that free memory where the budget is exceeded; of those that add a run anywhere
+# where it is not; and, of the other moves, the share that removes a run.
 _RELIEVING, _ADDING, _REMOVING = 0.6, 0.4, 0.65
 
-# A search for the lowest peak goes down in such steps.
+# A search for the lowest peak lowers its budget to this share of the peak.
 _LOWER = 0.99
 
 
 class Search(NamedTuple):
-    """What a search is to find, and how long it may take.
+    """The goal of a search, and how long it may take.
 
     Attributes:
-        budget: the peak to begin with, in bytes.
-        lower: below one, the budget becomes this share of the peak whenever it is met: then the
-            best schedule is the lowest one; else it is the cheapest.
+        budget: the initial budget, in bytes.
+        lower: 1 to search for the cheapest schedule. Below 1 to search for the lowest peak: the
+            budget becomes this share of the peak whenever it is met.
         most_cost: what a schedule may cost, in seconds.
         most_runs: how often an op may run.
         moves: how many moves to try.
-        hot: the temperature in the beginning.
+        hot: the initial temperature.
         seed: of the random choices.
     """
 
@@ -92,7 +92,7 @@ class Search(NamedTuple):
 
 
 def is_compiled() -> bool:
-    """Whether the search is stored on this machine; else its first call compiles it."""
+    """Whether the compiled search is cached on this machine; else its first call compiles it."""
     return is_compiled_here(_search)
 
 
@@ -105,9 +105,9 @@ def annealed(
     hot: float = HOT,
     seed: int = 0,
 ) -> Schedule | None:
-    """The cheapest schedule within a budget that a search from `start` finds; None for none.
+    """The cheapest schedule within a budget that a search from `start` finds, or None.
 
-    It runs the ops for the first time in the order in which `start` does.
+    The first runs of the ops keep the order that they have in `start`.
 
     Args:
         problem: the step.
@@ -148,7 +148,7 @@ def lowered(
 
 
 def _searched(problem: Problem, start: Schedule, search: Search) -> Schedule | None:
-    """What `_search` finds, without what it does not need."""
+    """The result of `_search`, without the runs that it does not need."""
     problem, start, order = problem.in_order_of(start)
     step = Step.of(problem)
     runs = Runs.of(problem, start)
@@ -172,7 +172,7 @@ def _searched(problem: Problem, start: Schedule, search: Search) -> Schedule | N
 def _search(
     step: Step, runs: Runs, candidates: np.ndarray, search: Search, room: Room, best: np.ndarray
 ) -> int:
-    """Anneals `runs`; writes the keys of the best to `best` and returns how many they are."""
+    """Anneals `runs`; writes the keys of the best schedule to `best` and returns their number."""
     budget, moves = search.budget, search.moves
     np.random.seed(search.seed)
     plain, cost = 1e-300, 0.0
@@ -228,10 +228,10 @@ def _search(
 
 @compiled
 def _settle(step: Step, runs: Runs, budget: int, tries: int, room: Room) -> None:
-    """Takes away what a schedule within the budget does not need, as far as so many tries go.
+    """Removes runs that a schedule within the budget does not need, with at most so many tries.
 
-    Those are second runs that there is room to spare, and first runs that come late though they
-    could come in the forward pass: what runs there is no copy.
+    These are second runs whose removal keeps the budget, and first runs in the backward pass that
+    could be in the forward pass, where they need no copy.
     """
     factor = step.ops + 1
     for op in range(step.first):

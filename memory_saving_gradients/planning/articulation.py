@@ -30,7 +30,7 @@ def sqrt_spaced(problem: Problem) -> list[int]:
         problem: the step.
 
     Returns:
-        The schedule; it recomputes all from the inputs where there is no articulation point.
+        The schedule; without an articulation point it recomputes everything from the inputs.
     """
     points = articulation_tensors(problem)
     made_by = problem.made_by

@@ -1,8 +1,8 @@
 """The order of the backward pass.
 
-Ops that belong together run together: the readers of one gradient (slices of a concatenation's, a
-running sum and its next term, the updates of a variable) as soon as all of them can, if that frees
-as much as it makes. Gradients of weights that take more than they free come last, unless that
+The readers of one gradient run together, as soon as all of them can, if they free as many bytes as
+they allocate: the slices of a concatenation's gradient, a running sum and its next term, the
+updates of a variable. Gradients of weights that allocate more than they free come last, unless that
 raises the peak.
 """
 
@@ -16,21 +16,21 @@ import numpy as np
 from memory_saving_gradients.planning.liveness import alive
 from memory_saving_gradients.planning.problem import Problem
 
-# So many orders are judged, at most, to find the ops that had better not come last.
+# The most orders that are simulated to find the ops that should not come last.
 _JUDGED = 200
 
 
 def backward_order(
     problem: Problem, waits: Sequence[Collection[int]]
 ) -> tuple[list[int], set[int]]:
-    """An order of the backward pass in which less is alive.
+    """An order of the backward pass in which fewer bytes are alive.
 
     Args:
         problem: the step, its backward ops in the reverse order of the activations that they read.
         waits: for each op the backward ops that it waits for.
 
     Returns:
-        The backward ops in their order, and those that come last though they could come earlier.
+        The backward ops in order, and those of them that are postponed to the end.
     """
     together = _Together(problem, waits).order()
     late = _worth_postponing(problem, waits, together)
@@ -46,7 +46,7 @@ def backward_order(
 
 
 class _Together:
-    """Takes ops in the given order, and with each those groups that cost nothing to run now."""
+    """Takes ops in the given order, and after each the groups that add no bytes if they run now."""
 
     def __init__(self, problem: Problem, waits: Sequence[Collection[int]]) -> None:
         self._problem = problem
@@ -65,7 +65,7 @@ class _Together:
             for tensor in problem.ops[op].inputs:
                 self._readers[tensor].append(op)
         self._unread = [len(readers) for readers in self._readers]
-        # The backward pass goes back through the activations; no group goes ahead of it.
+        # The backward pass reads the activations in reverse; no group may read earlier ones yet.
         self._latest = len(problem.ops)
 
     def order(self) -> list[int]:
@@ -80,7 +80,7 @@ class _Together:
         return [maker for maker in made_by if 0 <= maker < self._first]
 
     def _take(self, ops: Iterable[int]) -> None:
-        """Runs ops, and then what they make worth running."""
+        """Runs ops, and then the groups that have become worth running."""
         touched = collections.deque(self._run(ops))
         while touched:
             tensor = touched.popleft()
@@ -89,7 +89,7 @@ class _Together:
                 touched.extend(self._run(group))
 
     def _run(self, ops: Iterable[int]) -> list[int]:
-        """Runs ops; the tensors whose readers may now be worth running."""
+        """Runs ops; returns the tensors whose readers may now be worth running."""
         touched: dict[int, None] = {}
         for op in ops:
             self._done[op] = True
@@ -105,7 +105,7 @@ class _Together:
         return [t for t in touched if self._unread[t]]
 
     def _group(self, tensor: int) -> list[int]:
-        """The readers of a gradient and what follows them, if to run them all costs nothing."""
+        """The readers of a gradient and the ops that follow them, if running all adds no bytes."""
         if self._made_by[tensor] < self._first or tensor in self._problem.results:
             return []
         group = [op for op in self._readers[tensor] if not self._done[op]]
@@ -122,7 +122,7 @@ class _Together:
         return chosen if net <= 0 else []
 
     def _dying(self, op: int, before: Sequence[int], taken: collections.Counter[int]) -> list[int]:
-        """What follows an op up to where bytes are freed: the rest of an update, the next sum."""
+        """The ops that follow an op until bytes are freed: the rest of an update, the next sum."""
         inside, taken = {*before, op}, taken + collections.Counter(self._problem.ops[op].inputs)
         followers: list[int] = []
         net = 0
@@ -145,7 +145,7 @@ class _Together:
         return not waits or (bool(inside) and waits == sum(op in self._after[i] for i in inside))
 
     def _net(self, op: int, taken: collections.Counter[int]) -> int:
-        """The bytes that an op adds, if so many readers of each tensor have run besides."""
+        """The bytes that an op adds if, of each tensor, `taken` more readers have run."""
         results = self._problem.results
         node = self._problem.ops[op]
         made = sum(self._size[t] for t in node.outputs if self._unread[t] or t in results)
@@ -162,7 +162,7 @@ class _Together:
 def _worth_postponing(
     problem: Problem, waits: Sequence[Collection[int]], order: Sequence[int]
 ) -> list[int]:
-    """The ops that make more bytes than they free, and could run later; most of it first."""
+    """The ops that make more bytes than they free and could run later, the largest first."""
     place = {op: i for i, op in enumerate(order)}
     until = _latest_places(waits, place, len(order))
     last_read: dict[int, list[int]] = {}
@@ -185,7 +185,7 @@ def _worth_postponing(
         )
         if made > held:
             gains.append((made - held, op))
-            for tensor in node.inputs:  # later ones of the group see that it stays that long
+            for tensor in node.inputs:  # for the ops that follow: the tensor now lives that long
                 last_read[tensor].append(later)
     return [op for _, op in sorted(gains, reverse=True)]
 
@@ -193,7 +193,7 @@ def _worth_postponing(
 def _latest_places(
     waits: Sequence[Collection[int]], place: dict[int, int], end: int
 ) -> dict[int, int]:
-    """Before which place each op must run."""
+    """The place before which each op must run."""
     until = dict.fromkeys(place, end)
     for op, at in place.items():
         for before in waits[op]:
@@ -204,7 +204,7 @@ def _latest_places(
 def _with_last(
     waits: Sequence[Collection[int]], order: Sequence[int], late: Collection[int]
 ) -> list[int]:
-    """The order with some ops as late as what waits for them allows."""
+    """The order with some ops as late as their dependents allow."""
     place = {op: float(i) for i, op in enumerate(order)}
     moved = set(late)
     readers: dict[int, list[int]] = {op: [] for op in moved}
@@ -219,9 +219,9 @@ def _with_last(
 
 
 def _held(problem: Problem, order: Sequence[int]) -> int:
-    """The most bytes of gradients in a backward pass, and of activations from when they are read.
+    """The peak of a backward pass in which every activation is alive from its first read on.
 
-    So it is with every activation recomputed when it is first wanted.
+    That is the case when each activation is recomputed when it is first needed.
     """
     runs = np.asarray(order, dtype=np.int64)
     count = len(runs)

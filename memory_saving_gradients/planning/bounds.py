@@ -1,17 +1,17 @@
 """Lower bounds that certify a plan.
 
-A program looks at moments: the runs of some backward ops. By the first of them their forward
-ancestors have run. What is read from a moment to the next is in memory at that moment, or its op
-runs again in between; what a run needs is in memory or runs again likewise; what is in memory at a
-moment fits the budget, beside the gradients that live then. The cheapest choice costs no more than
-any schedule's recomputation. With fractions allowed it is a linear program, else an integer one,
-which bounds better (the idea and the constraints are those of Checkmate, Jain et al., MLSys 2020,
-at some of its moments).
+A program has variables for a few moments, the runs of some backward ops. Before the first moment,
+the forward ancestors of its op have run. A tensor that is read between a moment and the next is in
+memory at that moment, or its op runs again in between; so are the inputs of ops that run again. At
+each moment, the tensors in memory fit the budget together with the gradients that are alive. The
+cheapest solution costs no more than the recomputation of any schedule. With fractions allowed this
+is a linear program; as an integer program it gives a tighter bound. The idea and the constraints
+are those of Checkmate (Jain et al., MLSys 2020), at some of its stages.
 
-Two things are assumed differently. `one_cut` looks at one moment, the run of an op that all later
-ones wait for: its bound holds for every order of the ops. The others hold for schedules whose
-backward ops run in the order of the problem (that of a plan is in the plan's own order): at each
-moment, more is known to be alive.
+There are two kinds of bound. `one_cut` uses one moment, the run of an op that all later ones wait
+for: its bound holds for every order of the ops. The others hold for schedules whose backward ops
+run in the order of the problem (the problem of a plan is in the plan's own order): more is then
+known to be alive at each moment.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from memory_saving_gradients.planning.liveness import alive
 from memory_saving_gradients.planning.problem import Problem
 
-# So many backward ops, those with the longest way to the end, are looked at for the moment that
-# binds most in any order.
+# `one_cut` tries this many backward ops, those with the longest path to the end, and takes the
+# moment that needs most bytes.
 _LONGEST = 4
 
-# Of all moments, so many with the highest rough bound get a linear program of their own.
+# The number of moments, those with the highest rough bounds, that get a linear program each.
 _PROGRAMS = 6
 
-# So many moments are in an integer program.
+# The number of moments in an integer program.
 _MOMENTS = 12
 
-# What the solver calls whole or met may be off by so much.
+# The tolerance of the solver for integers and constraints.
 _TOLERANCE = 1e-6
 
 
@@ -47,7 +47,7 @@ class Bound:
 
     Attributes:
         overhead: no schedule within the budget has a lower overhead; infinite if there is none.
-        kept: the share of each tensor that is in memory at the first moment, from 0 to 1.
+        kept: the share of each tensor that is kept in memory up to the first moment, from 0 to 1.
         is_exact: whether the program was solved to its optimum in time.
     """
 
@@ -62,7 +62,7 @@ class Moment:
 
     Attributes:
         op: the op.
-        read: the forward tensors that are read from then to the next moment, or to the end.
+        read: the forward tensors that are read from then until the next moment, or the end.
         other_bytes: the bytes of all but forward tensors: gradients, outputs, workspace.
     """
 
@@ -74,8 +74,8 @@ class Moment:
 class Program:
     """A program of some moments, solved with HiGHS.
 
-    Its variables are, for every moment and forward tensor, the share of it in memory, and for every
-    op that may run again, whether it does before the next moment.
+    For every moment it has a variable for each forward tensor, the share of it in memory, and one
+    for each op that may run again: whether it does before the next moment.
 
     Args:
         problem: the step.
@@ -115,13 +115,13 @@ class Program:
                     if tensor in self._held:
                         self._demand(i, tensor, index)
             for tensor in self._tensors if i else ():
-                # In memory now: it was at the moment before, or was made since.
+                # In memory now only if it was at the previous moment, or was recomputed since.
                 row = [(i * self._width + self._held[tensor], 1.0), *self._made(i - 1, tensor)]
                 self._rows.append(row)
                 self._limits.append(0.0)
 
     def _made(self, i: int, tensor: int) -> list[tuple[int, float]]:
-        """What stands for a tensor after a moment: it is in memory, or its op runs."""
+        """The terms that make a tensor available after a moment: in memory, or its op runs."""
         row = [(i * self._width + self._held[tensor], -1.0)]
         maker = self._problem.made_by[tensor]
         if maker in self._runs:
@@ -129,7 +129,7 @@ class Program:
         return row
 
     def _demand(self, i: int, tensor: int, needed_by: int | None) -> None:
-        """The tensor is there after a moment if an op runs again, or in any case."""
+        """Demands a tensor after a moment: if the op `needed_by` runs again, or (None) always."""
         row = self._made(i, tensor)
         if needed_by is not None:
             row.append((i * self._width + self._runs[needed_by], 1.0))
@@ -141,8 +141,8 @@ class Program:
 
         Args:
             budget: the peak allowed, in bytes.
-            whole: whether tensors are kept as a whole, or not at all: an integer program.
-            seconds: the time that the solver may take; what it has proven by then is the bound.
+            whole: whether the variables are integers: each tensor is kept whole or not at all.
+            seconds: the time that the solver may take; the bound is what it has proven by then.
         """
         count, costs = len(self._tensors), self._problem.costs
         kept = np.zeros(len(self._problem.tensors))
@@ -188,7 +188,7 @@ _INFEASIBLE = 2
 
 
 def one_cut(problem: Problem) -> Program:
-    """The program of one moment that bounds schedules of any order."""
+    """The program of one moment, whose bound holds for any order of the ops."""
     graph = _graph(problem)
     forward, most = problem.forward_count, -1
     to_end = [0] * len(problem.ops)
@@ -211,9 +211,9 @@ def one_cut(problem: Problem) -> Program:
 
 
 def lower_bound(problem: Problem, budget: int) -> float:
-    """No schedule within a budget whose backward ops run in this order has a lower overhead.
+    """A lower bound on the overhead of schedules whose backward ops run in this order.
 
-    Every moment is looked at; of those that promise most, linear programs tell.
+    We compute a rough bound for every moment, and solve linear programs for the highest ones.
 
     Args:
         problem: the step.
@@ -242,7 +242,7 @@ def certified(problem: Problem, budget: int, seconds: float) -> Bound:
 
 
 def least_peak(problem: Problem) -> int:
-    """The bytes that no schedule can do without: those of the largest op, with all it touches."""
+    """A lower bound on the peak of any schedule: the most bytes that a single op needs."""
     size = problem.sizes
     most = 0
     for op in problem.ops:
@@ -265,7 +265,7 @@ def _graph(problem: Problem) -> nx.DiGraph:
 def _program(problem: Problem, ops: Sequence[int]) -> Program:
     """The program of the runs of some backward ops, which run in the order of the problem."""
     forward = problem.forward_count
-    # What comes before the first of them needs no other forward op to have run.
+    # The forward ops that must have run by the first of them.
     ran = set(range(forward, ops[0] + 1))
     for index in range(ops[0], -1, -1):
         if index in ran:
@@ -282,8 +282,7 @@ def _program(problem: Problem, ops: Sequence[int]) -> Program:
 
 
 def _gradients_alive(problem: Problem) -> np.ndarray:
-    """For each op the bytes made by backward ops before it that it or a later one reads, or that
-    stay."""
+    """For each op, the bytes of gradients made before it that are still needed by it or later."""
     forward, count = problem.forward_count, len(problem.ops)
     makers, last_read = problem.makers, _last_reads(problem)
     last = np.where(problem.is_result, count - 1, last_read)
@@ -300,7 +299,7 @@ def _last_reads(problem: Problem) -> np.ndarray:
 
 
 def _other_bytes(problem: Problem, moment: int, gradients: int) -> int:
-    """The bytes that a backward op takes with those of gradients, beside the forward tensors."""
+    """The bytes alive as a backward op runs, forward tensors not counted."""
     op = problem.ops[moment]
     size = problem.sizes
     lent = max((int(size[t]) for t in op.inputs), default=0) if op.in_place else 0
@@ -309,10 +308,10 @@ def _other_bytes(problem: Problem, moment: int, gradients: int) -> int:
 
 
 def _rough_bounds(problem: Problem, budget: int) -> dict[int, float]:
-    """For each backward op: what it costs at least to drop what is too much at its run.
+    """For each backward op, a lower bound on the cost of fitting the budget as it runs.
 
-    Of what is read then or later, that which costs least for its bytes is dropped and made again,
-    as if all that this takes were at hand.
+    Of the forward tensors that are read then or later, those with the least cost per byte are
+    dropped and recomputed, as if all inputs of the recomputation were available.
     """
     forward, makers = problem.forward_count, problem.makers
     mine = np.flatnonzero((makers >= 0) & (makers < forward))

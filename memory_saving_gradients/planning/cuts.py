@@ -1,11 +1,12 @@
 """Checkpoints at cuts of the forward order, chosen for the lowest peak.
 
-A cut is a position in the forward order; the tensors alive there are kept, and what lies between
-two cuts (a segment) is recomputed together. A cut may hold several tensors, so a graph needs no
+A cut is a position in the forward order; the tensors alive there are kept, and the ops between two
+cuts (a segment) are recomputed together. A cut may hold several tensors, so a graph needs no
 bottleneck. This is the prefix family of Kusumoto et al. (NeurIPS 2019), with the liveness inside
-segments counted as well: the simulated peak of the backward pass tells what each segment takes.
+segments counted as well: the simulated backward pass gives the bytes that each segment needs.
 
-What is not optimal: only cuts of one order are tried, and each segment is recomputed whole.
+The result need not be optimal: only cuts of one order are tried, and each segment is recomputed
+whole.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from memory_saving_gradients.planning.liveness import alive
 from memory_saving_gradients.planning.problem import Problem
 from memory_saving_gradients.planning.simulate import simulate
 
-#: At most so many positions are tried as cuts.
+#: The most positions that are tried as cuts.
 MOST_CUTS = 400
 
 
 def kept_at(problem: Problem, cuts: Iterable[int]) -> set[int]:
-    """The tensors that cuts keep: those alive at a cut, and all that are made after the last.
+    """The tensors that cuts keep: those alive at a cut, and all that are made after the last one.
 
     Args:
         problem: the step.
@@ -38,20 +39,20 @@ def kept_at(problem: Problem, cuts: Iterable[int]) -> set[int]:
 
 
 class Segments:
-    """What a segment between two candidate cuts takes, read off the step without recomputation.
+    """The bytes of segments between candidate cuts, read off the step without recomputation.
 
     Attributes:
         cuts: candidate positions, the first one 0 (the start, where nothing is kept).
         keep: `keep[p, q]`, the bytes that cut q keeps and no cut up to p does.
-        take: `take[p, q]`, the most bytes that recomputing the segment between cuts p and q and
-            its backward pass need beside all that is kept.
-        last: `last[p]`, the same for what follows cut p, which is not recomputed.
-        held: the bytes that the backward pass reads of what is made before each cut.
+        take: `take[p, q]`, the peak of recomputing the segment between cuts p and q and running
+            its backward pass, kept tensors not counted.
+        last: `last[p]`, the same for the ops after cut p, which are not recomputed.
+        held: for each cut, the bytes made before it that the backward pass reads.
         of_backward: the segment that each backward op belongs to.
 
     Args:
         problem: the step.
-        most: at most so many positions are candidates.
+        most: the most candidate positions.
     """
 
     def __init__(self, problem: Problem, most: int = MOST_CUTS) -> None:
@@ -88,7 +89,7 @@ class Segments:
         self.last = np.maximum.accumulate(np.maximum(back, ahead)[::-1])[::-1] - held
 
     def lowest_aim(self) -> float:
-        """The lowest peak, to within half a percent, for which there are cuts."""
+        """The lowest peak for which there are cuts, to within half a percent."""
         low, high = 0.0, float(self.last[0])
         while high - low > 0.005 * high:
             middle = (low + high) / 2
@@ -98,7 +99,7 @@ class Segments:
     def cuts_for(self, peak: float) -> tuple[int, ...] | None:
         """The cuts that keep the fewest bytes within `peak`, or None if there are none."""
         count = len(self.cuts)
-        kept = np.full(count, np.inf)  # with this cut as the last one
+        kept = np.full(count, np.inf)  # bytes, with this cut as the last one
         before = np.zeros(count, dtype=np.int64)
         kept[0] = 0
         for q in range(1, count):
@@ -121,7 +122,7 @@ class Segments:
 def _candidates(
     problem: Problem, made: np.ndarray, last_read: np.ndarray, size: np.ndarray, most: int
 ) -> np.ndarray:
-    """Positions to try as cuts: of each stretch of the forward order, where fewest bytes cross."""
+    """Positions to try as cuts: where the fewest bytes cross, in each stretch of the order."""
     count = problem.forward_count
     crosses = (made >= 0) & (last_read > made)
     crossing = alive(made[crosses] + 1, last_read[crosses], size[crosses], count + 1)
@@ -136,13 +137,12 @@ def _by_segment(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The bytes that the plain step reaches in each segment.
 
-    A backward op belongs to the segment of the latest activation that it or any later op reads,
-    those that were postponed not counted.
+    A backward op belongs to the segment of the latest activation that it or any later op reads;
+    postponed ops are ignored.
 
     Returns:
-        By segment: the most bytes in the forward pass, the most in the backward pass, and the
-        bytes of gradients when the backward pass comes to its start from behind. And the segment of
-        each backward op.
+        By segment: the peak in the forward pass, the peak in the backward pass, and the bytes of
+        gradients as the backward pass enters it. Then the segment of each backward op.
     """
     made_by = problem.made_by
     forward = problem.forward_count

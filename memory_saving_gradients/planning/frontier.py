@@ -1,7 +1,7 @@
-"""What memory costs: the knee of the frontier.
+"""The trade-off between memory and cost, and its knee.
 
-The frontier of a step is the cheapest schedule for every budget. It is found by planning for
-budgets in between.
+The frontier of a step is the cheapest schedule for every budget. We sample it by planning for a few
+budgets.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from memory_saving_gradients.planning.progress import reported
 from memory_saving_gradients.planning.search import cheapest, most_moves, times_run, within
 from memory_saving_gradients.planning.simulate import simulate
 
-# The knee is looked for among so many budgets.
+# The number of budgets at which the frontier is sampled.
 _BUDGETS = 8
 
-# A point so little below the line, from 0 to 1, is no knee.
+# A knee lies at least this far below the line, on axes from 0 to 1.
 _A_KNEE = 0.05
 
 
 def at_knee(problem: Problem, floor: Schedule, most_runs: int) -> Schedule:
-    """The schedule beyond which memory gets dear.
+    """The schedule at the knee: to save more memory than it does costs much more.
 
-    Of the frontier from the plain step to a low peak, with both axes from 0 to 1, it is the point
-    farthest below the straight line between the two (Satopää et al., "Finding a Kneedle in a
-    Haystack", 2011). Where none is, memory costs the same all along: it is the lowest peak.
+    We scale the frontier from the plain step to a low peak to axes from 0 to 1. The knee is the
+    point farthest below the straight line between the two ends (Satopää et al., "Finding a Kneedle
+    in a Haystack", 2011). Without a knee every byte costs about the same, and we return the
+    schedule of the lowest peak.
 
     Args:
         problem: the step.
@@ -47,7 +48,7 @@ def at_knee(problem: Problem, floor: Schedule, most_runs: int) -> Schedule:
 
 
 def _frontier(problem: Problem, floor: int, most_runs: int) -> Iterator[Schedule]:
-    """Schedules of ever lower peaks, down to `floor`, each made from the one before."""
+    """Schedules of falling peaks, down to `floor`; each search starts from the previous one."""
     best: Schedule = range(len(problem.ops))
     yield best
     plain = max(1, simulate(problem, best).peak)

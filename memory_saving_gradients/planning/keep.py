@@ -10,9 +10,9 @@ from memory_saving_gradients.planning.problem import Problem, Schedule
 def keeping(problem: Problem, kept: Collection[int]) -> list[int]:
     """Recomputes every forward tensor that the backward pass reads, except the kept ones.
 
-    The forward pass runs as it is. Before each backward op, what it reads and is not at hand is
-    recomputed from what is; a recomputed tensor stays until its last use, so no op runs more
-    than twice. Outputs of pinned ops and results of the step count as kept.
+    The forward pass runs unchanged. Before each backward op, those of its inputs that are not
+    available are recomputed from those that are; a recomputed tensor stays until its last use, so
+    no op runs more than twice. Outputs of pinned ops and results of the step count as kept.
 
     Args:
         problem: the step.
@@ -45,7 +45,7 @@ def keeping(problem: Problem, kept: Collection[int]) -> list[int]:
 
 
 def without_unread(problem: Problem, schedule: Schedule) -> list[int]:
-    """The schedule without the runs whose outputs are made again before anything reads them."""
+    """The schedule without runs whose outputs are recomputed before anything reads them."""
     ops = problem.ops
     needed = set(problem.results)
     again: set[int] = set()
@@ -63,7 +63,7 @@ def without_unread(problem: Problem, schedule: Schedule) -> list[int]:
 
 
 def kept_tensors(problem: Problem, schedule: Schedule) -> list[int]:
-    """The forward tensors whose first copy is read once the backward pass has begun."""
+    """The residuals: forward tensors whose first copy is read after the forward pass."""
     ops = problem.ops
     in_backward = False
     ran: set[int] = set()

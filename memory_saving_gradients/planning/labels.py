@@ -1,4 +1,4 @@
-"""What a user calls the ops and tensors of a step. No planner looks at it."""
+"""Names and shapes of ops and tensors for reports. No planner reads them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from memory_saving_gradients.planning.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """Names for people, by index in a problem; all empty for a problem of no graph.
+    """Names for people, by index in a problem; empty for a problem without a graph.
 
     Attributes:
         types: the type of each op, such as "Conv2D".
         origins: the layer (its scope, or the user's line of code) that each op comes from.
-        shapes: the shape of each tensor as the graph has it; None for an unknown rank, or size.
+        shapes: the shape of each tensor in the graph; None for an unknown rank or size.
         dtypes: the dtype of each tensor, such as "float32".
-        of_weights: the tensors of the backward pass that have the shape of a variable: gradients
-            of weights, mostly.
+        of_weights: the tensors of the backward pass that have the shape of a variable: mostly
+            gradients of weights.
         sums: the tensors that are sums of gradients.
-        updates: the tensors that what comes after the backward pass makes: updates of variables.
-        waited_for: the name of the op that needs most gradients, and that updates of variables wait
+        updates: the tensors that ops after the backward pass make: updates of variables.
+        waited_for: the name of an op that needs most gradients and that updates of variables wait
             for, such as a global norm; empty for none.
-        reordered: the names of sums that add their terms in another order than in the plain step,
-            so that they are equal to it to rounding only.
+        reordered: the names of sums that add their terms in another order than the plain step, and
+            so agree with it only up to rounding.
     """
 
     types: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Labels:
 
     @functools.cached_property
     def common(self) -> str:
-        """The scope that most ops lie in, such as a model's name, with its "/"; "" for none."""
+        """The scope of most ops, such as a model's name, with its "/"; "" for none."""
         heads = collections.Counter(
             origin.partition("/")[0] for origin in self.origins if "/" in origin
         )
@@ -48,7 +48,7 @@ class Labels:
         return f"{head}/" if 2 * count > len(self.origins) else ""
 
     def origin(self, problem: Problem, op: int) -> str:
-        """Where an op comes from, within `common`; its name, where nothing tells."""
+        """The origin of an op, without the prefix `common`; its name if the origin is unknown."""
         label = (self.origins[op] if self.origins else "") or problem.ops[op].name
         return label.removeprefix(self.common)
 

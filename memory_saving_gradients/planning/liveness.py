@@ -1,4 +1,4 @@
-"""How many bytes are alive at each moment: the one rule that every peak in this package is."""
+"""Liveness: the bytes alive at each moment. Every peak in this package is computed by it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ def alive(first: np.ndarray, last: np.ndarray, size: np.ndarray, count: int) -> 
 
     Args:
         first: by buffer, the first moment of its live range.
-        last: by buffer, the last one; those that live longer may say `count`.
+        last: by buffer, the last one; `count` or more for a buffer that outlives all moments.
         size: by buffer, its bytes.
-        count: how many moments there are.
+        count: the number of moments.
 
     Returns:
         Bytes, int64, of shape `[count]`.

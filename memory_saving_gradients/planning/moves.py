@@ -23,24 +23,24 @@ from memory_saving_gradients.planning.runs import (
     remove,
 )
 
-# A run is moved by no more slots than this, most often by far fewer.
+# The most slots by which a run is moved; mostly it is far fewer.
 _FARTHEST = 40
 
-# No move adds and removes more runs than this.
+# The most runs that a move adds and removes.
 _LONGEST = 500
 
-# So many tensors are tried to find one that is alive, and not read, during a given run.
+# How many tensors are tried to find one that is alive, but not read, during a given run.
 _TRIES = 20
 
 
 class Terms(NamedTuple):
-    """What a move is judged by.
+    """The terms on which a move is accepted.
 
     Attributes:
         budget: the peak allowed, in bytes.
         most_runs: how often an op may run.
         allowed: how much worse the schedule may become, in seconds.
-        price: what a byte of excess counts for, in seconds.
+        price: the price of a byte of excess, in seconds.
     """
 
     budget: int
@@ -50,13 +50,13 @@ class Terms(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Where moves write.
+    """Buffers that moves write to.
 
     Attributes:
         trail: the runs that a move has added (key) or removed (~key).
-        done: how many those are.
-        ahead: the ops that it will run again.
-        idle: the runs that it may take away.
+        done: how many they are.
+        ahead: a stack of ops that the move is to run again.
+        idle: a stack of runs that it may remove.
     """
 
     trail: np.ndarray
@@ -71,7 +71,7 @@ class Room(NamedTuple):
 
 @part
 def undo(step: Step, runs: Runs, budget: int, room: Room) -> None:
-    """Takes back what a move has done."""
+    """Undoes a move."""
     trail = room.trail
     for i in range(room.done[0] - 1, -1, -1):
         if trail[i] >= 0:
@@ -82,9 +82,9 @@ def undo(step: Step, runs: Runs, budget: int, room: Room) -> None:
 
 @part
 def in_the_way(runs: Runs, candidates: np.ndarray, budget: int) -> tuple[int, int]:
-    """A tensor that is alive, and not read, during a run that exceeds the budget; -1 for none.
+    """A tensor that is alive, but not read, during a run that exceeds the budget; -1 for none.
 
-    With it comes the place of its next event.
+    It comes with the place of its next event.
     """
     key = runs.keys[_exceeding(runs, budget)]
     for _ in range(_TRIES):
@@ -124,8 +124,7 @@ def anything(runs: Runs, candidates: np.ndarray) -> tuple[int, int]:
 def run_again(
     step: Step, runs: Runs, tensor: int, place: int, terms: Terms, room: Room
 ) -> tuple[int, float]:
-    """Makes a tensor again before the backward op that is one of its events; perhaps what that
-    takes, too."""
+    """Recomputes a tensor before the backward op of one of its events; perhaps its inputs, too."""
     factor = step.ops + 1
     before, event = runs.events[place - 1], runs.events[place]
     slot = (event >> 1) // factor
@@ -159,7 +158,7 @@ def run_again(
             at = bisect_left(runs.events, at, end, 2 * key + 1)
             is_last = at + 1 == end or runs.events[at + 1] % 2 == 0
             is_far = (runs.events[at - 1] >> 1) // factor != slot
-            # Now it lives on to this slot: or else it is made again as well.
+            # The input now lives on to this slot, unless it is recomputed as well.
             if is_last and is_far and left < len(ahead) and np.random.random() < chance:
                 ahead[left] = step.made_by[read]
                 left += 1
@@ -169,7 +168,7 @@ def run_again(
 
 @part
 def _relief(step: Step, runs: Runs, tensor: int, place: int, budget: int) -> int:
-    """By how much the excess falls if a tensor is not alive between an event and the one before."""
+    """By how much the excess falls if a tensor is not alive between two successive events."""
     length, size = runs.length[0], step.size[tensor]
     begin = bisect_left(runs.keys, 0, length, runs.events[place - 1] >> 1) + 1
     end = bisect_left(runs.keys, begin, length, runs.events[place] >> 1)
@@ -182,7 +181,7 @@ def _relief(step: Step, runs: Runs, tensor: int, place: int, budget: int) -> int
 
 @part
 def run_less(step: Step, runs: Runs, budget: int, room: Room) -> tuple[int, float]:
-    """Takes a second run away."""
+    """Removes a random second run."""
     key = runs.keys[np.random.randint(runs.length[0])]
     op = key % (step.ops + 1)
     if op == step.ops or is_first(step, runs, key):
@@ -192,14 +191,14 @@ def run_less(step: Step, runs: Runs, budget: int, room: Room) -> tuple[int, floa
 
 @part
 def take_away(step: Step, runs: Runs, key: int, budget: int, room: Room) -> tuple[int, float]:
-    """Takes a run away."""
+    """Removes a run."""
     room.trail[0], room.done[0] = ~key, 1
     return remove(step, runs, key, budget), -step.cost[op_of(key, step.ops)]
 
 
 @part
 def run_elsewhere(step: Step, runs: Runs, terms: Terms, room: Room) -> tuple[int, float]:
-    """Puts a second run into another slot, or an op that runs late back into the forward pass."""
+    """Moves a second run to another slot, or an op that first runs late to the forward pass."""
     factor = step.ops + 1
     key = runs.keys[np.random.randint(runs.length[0])]
     op = key % factor
@@ -226,7 +225,7 @@ def run_elsewhere(step: Step, runs: Runs, terms: Terms, room: Room) -> tuple[int
 
 @part
 def is_first(step: Step, runs: Runs, key: int) -> bool:
-    """Whether a run is the first to make something."""
+    """Whether a run is the first to make one of its outputs."""
     op = op_of(key, step.ops)
     for edge in range(step.makes_at[op], step.makes_at[op + 1]):
         if runs.events[runs.events_at[step.makes[edge]]] == 2 * key:
@@ -236,10 +235,10 @@ def is_first(step: Step, runs: Runs, key: int) -> bool:
 
 @part
 def tidy(step: Step, runs: Runs, budget: int, room: Room) -> tuple[int, float]:
-    """Removes the runs that nothing needs since a move; returns as that does, of both together.
+    """Removes the runs that a move made unnecessary; returns the changes in excess and in cost.
 
-    Those are runs that made what a run of the trail reads, or what it makes anew, and runs that led
-    to them.
+    Candidates are the runs that made the inputs of runs of the trail, or earlier copies of their
+    outputs, and in turn the runs that made the inputs of removed ones.
     """
     waiting, trail, done = room.idle, room.trail, room.done[0]
     left, more, dearer = 0, 0, 0.0
@@ -264,7 +263,7 @@ def tidy(step: Step, runs: Runs, budget: int, room: Room) -> tuple[int, float]:
 
 @part
 def _made_for(step: Step, runs: Runs, key: int, waiting: np.ndarray, left: int) -> int:
-    """Adds the runs that made what a run reads to `waiting`, if nothing else reads that since."""
+    """Adds the runs that made the inputs of a run to `waiting`, if nothing else reads these."""
     op = op_of(key, step.ops)
     for edge in range(step.reads_at[op], step.reads_at[op + 1]):
         left = _made_before(runs, step.reads[edge], key, waiting, left)

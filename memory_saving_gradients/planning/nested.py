@@ -1,13 +1,13 @@
 """Schedules of nested segments, for budgets that segments run twice cannot meet.
 
-A segment that is too large is recomputed up to a cut inside it, and what lies before the cut once
-more when the backward pass comes to it; or the part that fits is kept right away, whole or only
-what expensive ops make and what is read behind it. This is the dynamic program of Beaumont et al.
-("Optimal checkpointing for heterogeneous chains", 2019), over the cuts of any graph in place of the
-layers of a chain.
+A segment that is too large is recomputed up to a cut inside it, and the part before the cut once
+more when the backward pass reaches it. Or the part that fits is kept at once: all of it, or only
+the outputs of expensive ops and the tensors that later segments read. This is the dynamic program
+of Beaumont et al. ("Optimal checkpointing for heterogeneous chains", 2019), over the cuts of any
+graph instead of the layers of a chain.
 
-What is not optimal: cuts of one order alone, bytes in coarse steps, and what a forward run takes on
-its way is not counted.
+The result need not be optimal: only cuts of one order are tried, bytes are counted in coarse steps,
+and the transient memory of forward runs is not counted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from memory_saving_gradients.planning.keep import without_unread
 from memory_saving_gradients.planning.problem import Problem
 from memory_saving_gradients.planning.runs import compiled
 
-#: At most so many positions are cuts.
+#: The most positions that are tried as cuts.
 MOST_CUTS = 64
 
-# The budget is counted in so many steps.
+# The number of steps that the budget is divided into.
 _STEPS = 300
 
 
@@ -48,7 +48,7 @@ class Nested:
         ends = ends.repeat(np.diff(self._cuts, append=len(forward)))
         _, last_read = problem.forward_spans
         self._again = [not op.pinned for op in forward]
-        # What is read behind the next cut stays at hand for what is recomputed from there.
+        # A tensor that is read after the next cut stays for what is recomputed from there.
         self._cheap = [
             not (op.pinned or op.expensive) and all(last_read[t] < end for t in op.outputs)
             for op, end in zip(forward, ends, strict=True)
@@ -84,12 +84,12 @@ class Nested:
         return [self._schedule(room)] if np.isfinite(self._cost[0, -1, room]) else []
 
     def lowest(self, most: float) -> list[list[int]]:
-        """The schedule for the smallest budget that costs at most so many seconds more, if any."""
+        """The schedule for the smallest budget that costs at most `most` seconds more, if any."""
         rooms = np.flatnonzero(self._cost[0, -1] <= most)
         return [self._schedule(int(rooms[0]))] if len(rooms) else []
 
     def _schedule(self, room: int) -> list[int]:
-        """The schedule for a budget of so many steps."""
+        """The schedule for a budget of `room` steps."""
         end = len(self._cuts)
         forward = self._problem.forward_count
         again: dict[int, set[int]] = {}
@@ -129,11 +129,11 @@ def _cheapest(
     again: np.ndarray,
     steps: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of segments p up to q, with so much room: the cost of recomputing them, and how.
+    """For segments p up to q and a budget `room`: the least cost of recomputing them, and how.
 
-    The choice is 0 to run all of them, s to run them up to cut s and come back; -1 to run the first
-    one and keep what it makes, -2 to keep what cannot cheaply run `again` and to run the rest so.
-    The first run of all, up to the end, costs nothing.
+    The choice is 0 to run all of them; s to run them up to cut s, and come back to them; -1 to run
+    the first one and keep its outputs; -2 to keep only those that cannot be recomputed cheaply, and
+    run the rest `again`. The first run, up to the end, costs nothing.
     """
     count = len(last)
     least = np.full((count + 1, count + 1, steps + 1), np.inf)

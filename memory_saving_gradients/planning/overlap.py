@@ -1,4 +1,4 @@
-"""Which runs of a schedule may overlap, or change places, without a higher peak."""
+"""Which runs of a schedule may overlap or swap places without raising the peak."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import numpy as np
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import simulate
 
-# Runs in a wave: enough for the threads of a session, few enough to be in no order.
+# The most runs in a wave: enough for the threads of a session, few enough to need no order.
 _MOST = 16
 
 
 def waves(
     problem: Problem, schedule: Schedule, first: int, alone: Container[int] = ()
 ) -> list[range]:
-    """Parts a schedule into waves: entries that may run in any order, or at once.
+    """Divides a schedule into waves: entries that may run in any order, or at once.
 
-    A wave begins when the one before has ended. Within it nothing is counted as freed, and every
-    run has its outputs and scratch space at once; a wave is as long as that stays within the peak
-    of the schedule. So where memory is short, entries run one by one.
+    A wave begins when the previous one has ended. We assume the worst within a wave: nothing is
+    freed, and the outputs and scratch space of all runs are alive at once. A wave is as long as
+    these bytes stay within the peak of the schedule, so where memory is short entries run one by
+    one.
 
     Args:
         problem: the step.
-        schedule: what to run, in which order.
+        schedule: the schedule.
         first: the entry to begin with.
-        alone: the ops that wait for all before them, by index.
+        alone: the ops that wait for all ops before them, by index.
 
     Returns:
         The entries of each wave.
@@ -54,11 +55,11 @@ def waves(
 
 
 def runs_ahead(problem: Problem, schedule: Schedule, first: int) -> bool:
-    """Whether the forward pass, if nothing orders it, raises the peak of a schedule.
+    """Whether the forward pass would raise the peak of a schedule if nothing ordered it.
 
     Args:
         problem: the step.
-        schedule: what to run, in which order.
+        schedule: the schedule.
         first: the first entry of the backward pass.
     """
     begins = (index for index in problem.as_executed if index >= 0)

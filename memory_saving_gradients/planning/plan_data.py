@@ -1,4 +1,4 @@
-"""A plan as data: what was decided, and what it takes."""
+"""A plan as data: the schedule that was chosen, and its predicted cost."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class LoopPlan:
     Attributes:
         name: the loop.
         rounds: how many rounds are expected.
-        every: the rounds of a segment: what one begins with is kept, and the gradient runs it
-            again; 0 where the loop keeps what each round makes.
-        plain_bytes: what the loop holds for its gradient as TensorFlow makes it, in bytes.
-        held_bytes: what it holds now.
+        every: the rounds of a segment: the loop keeps the state at the start of each segment, and
+            the gradient runs the segment again; 0 where the loop keeps the values of each round.
+        plain_bytes: the bytes that TensorFlow's own loop holds for its gradient.
+        held_bytes: the bytes that it holds now.
         why: why its rounds cannot run again; empty where they can.
     """
 
@@ -41,7 +41,7 @@ class LoopPlan:
 
 @dataclasses.dataclass(frozen=True)
 class PlanData:
-    """A schedule for a step, and what it takes; `plans.plan.Plan` tells what the fields mean."""
+    """A schedule for a step, and its predictions; `plans.plan.Plan` documents the fields."""
 
     strategy: str
     budget_bytes: int | None
@@ -69,11 +69,11 @@ class PlanData:
     @functools.cached_property
     def lower_bound(self) -> float | None:
         """The certified lower bound on the overhead of any plan at this one's budget (its peak, if
-        it has none); None, unproven, where the bound says nothing.
+        it has none); None where nothing is proven.
 
         It holds for all plans whose backward pass runs in the order of this one. It is the best
         bound of linear programs for single moments (see `planning.bounds`), or that of `certify`.
-        Computed when first read.
+        It is computed when it is first read.
         """
         bound = max(lower_bound(self.problem, self.allowed_bytes), self.certified_overhead)
         return bound if bound > 0 or self.overhead <= 0 else None
@@ -161,5 +161,5 @@ class PlanData:
         return f", for a batch of {self.batch_size}{assumed}"
 
 
-# By so much the plain peaks with one and with several threads differ where both are told.
+# Both plain peaks, with one and with several threads, are shown if they differ by this share.
 _APART = 0.1

@@ -19,14 +19,14 @@ class Op:
         inputs: the tensors it reads, each once.
         outputs: the tensors it makes.
         cost: estimated seconds of one run.
-        workspace: bytes it takes while it runs, beside inputs and outputs.
+        workspace: bytes of scratch space while it runs, on top of inputs and outputs.
         backward: True for an op of the backward pass, which nothing may recompute.
         pinned: True for an op that must not run twice (random, stateful, side effects).
-        postponed: True for a backward op that comes later than the activations that it reads would
-            let it, as it makes more bytes than it frees.
-        in_place: True where the kernel writes an output into the buffer of an input of equal
+        postponed: True for a backward op that could run earlier, but makes more bytes than it
+            frees.
+        in_place: True where the kernel can write an output into the buffer of an input of equal
             size that nothing reads later.
-        expensive: True where the op does arithmetic worth keeping (matrix products and the like).
+        expensive: True where the output is worth keeping (matrix products and the like).
     """
 
     name: str
@@ -75,18 +75,18 @@ class Edges:
 class Problem:
     """A training step: ops in an order in which they can run, forward before backward.
 
-    Views (reshape, identity) and tensors too small to matter are left out: a view is the tensor
-    that it shows, and a tensor that is not here is always at hand.
+    Views (reshape, identity) and tensors too small to matter are left out: a view stands for the
+    tensor that it shows, and a tensor that is left out is always available.
 
     Attributes:
-        ops: forward ops, then backward ops; every input is made by an earlier op or by none
-            (such a tensor is there from the start).
+        ops: forward ops, then backward ops; every input is made by an earlier op, or is there
+            from the start.
         tensors: every tensor that an op reads or makes.
         results: tensors that live to the end of the step (the gradients).
-        as_executed: what happens without any recomputation, in the order of time: i where op i
-            begins, ~i where it ends. By default the ops run one by one.
-        waits: for each op those that it waits for, if only for what is left out here; None where
-            the order of the ops is fixed.
+        as_executed: the events of the step without recomputation, in the order of time: i where
+            op i begins, ~i where it ends. By default the ops run one by one.
+        waits: for each op the ops that it waits for, directly or through ops that are left out
+            here; None where the order of the ops is fixed.
     """
 
     ops: tuple[Op, ...]
@@ -97,14 +97,14 @@ class Problem:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Equal for two problems whose ops make the same; order and costs do not enter."""
+        """Equal for two problems with the same ops and tensors; ignores order and costs."""
         facts = sorted((op.name, op.inputs, op.outputs, op.backward) for op in self.ops)
         buffers = [(tensor.name, tensor.bytes) for tensor in self.tensors]
         return hashlib.sha256(repr((facts, buffers, sorted(self.results))).encode()).hexdigest()
 
     @functools.cached_property
     def structure(self) -> str:
-        """Equal for two problems that differ in names alone."""
+        """Equal for two problems that differ only in names."""
         ops = [dataclasses.astuple(op)[1:] for op in self.ops]
         sizes = [tensor.bytes for tensor in self.tensors]
         return hashlib.sha256(
@@ -113,7 +113,7 @@ class Problem:
 
     @functools.cached_property
     def forward_count(self) -> int:
-        """How many ops belong to the forward pass; they are the first ones."""
+        """The number of forward ops, which come first."""
         return sum(not op.backward for op in self.ops)
 
     @functools.cached_property
@@ -169,7 +169,7 @@ class Problem:
 
     @functools.cached_property
     def reads(self) -> Edges:
-        """What each op reads of that which is made here."""
+        """The tensors that each op reads and that an op of the step makes."""
         here = self.made_here
         rows = [[t for t in op.inputs if t in here] for op in self.ops]
         size = self.sizes.tolist()
@@ -182,13 +182,13 @@ class Problem:
 
     @functools.cached_property
     def makes(self) -> Edges:
-        """What each op makes."""
+        """The tensors that each op makes."""
         rows = [op.outputs for op in self.ops]
         return _edges(rows, [False] * sum(map(len, rows)))
 
     @functools.cached_property
     def first_wanted(self) -> np.ndarray:
-        """The first backward op that reads each tensor; `len(ops)` for one that none reads."""
+        """The first backward op that reads each tensor; `len(ops)` where none does."""
         first = np.full(len(self.tensors), len(self.ops))
         for index in range(len(self.ops) - 1, self.forward_count - 1, -1):
             first[list(self.ops[index].inputs)] = index
@@ -209,11 +209,11 @@ class Problem:
         return frozenset(tensor for op in self.ops for tensor in op.outputs)
 
     def reordered(self, order: Sequence[int], postponed: Container[int] | None = None) -> Problem:
-        """The same step with its ops in another order, in which they can run as well.
+        """The same step with its ops in another valid order.
 
         Args:
             order: the ops, by index.
-            postponed: those that come later than they could, by index; by default the same ones.
+            postponed: the ops that come later than they could, by index; by default unchanged.
         """
         if postponed is None and list(order) == list(range(len(self.ops))):
             return self
@@ -229,10 +229,10 @@ class Problem:
         return dataclasses.replace(self, ops=tuple(ops), as_executed=tuple(events), waits=waits)
 
     def order_of(self, schedule: Schedule) -> list[int]:
-        """The order of all ops in which a schedule runs them for the first time.
+        """All ops in the order in which a schedule runs them for the first time.
 
-        Forward ops that first run in its backward pass are the last of the forward pass, if it
-        has another order than the problem.
+        If the schedule orders the forward pass differently than the problem, forward ops that first
+        run in its backward pass come last in the forward pass.
         """
         order = list(dict.fromkeys(np.asarray(schedule).tolist()))
         first = next((i for i, op in enumerate(order) if self.ops[op].backward), len(order))
@@ -244,18 +244,17 @@ class Problem:
         return [*forward, *(op for op in order[first:] if self.ops[op].backward)]
 
     def in_order_of(self, schedule: Schedule) -> tuple[Problem, np.ndarray, np.ndarray]:
-        """The problem in the `order_of` a schedule, the schedule in its indices, and that order."""
+        """The problem in the `order_of` a schedule, the schedule re-indexed, and that order."""
         order = np.array(self.order_of(schedule), dtype=np.int64)
         moved = np.argsort(order)[np.asarray(schedule, dtype=np.int64)]
         return self.reordered(order.tolist()), moved, order
 
     def grown(self, growth: Sequence[float], more: int) -> Problem:
-        """The step for a larger batch (or a smaller one, if `more` is negative); costs stay.
+        """The step for a larger batch (a smaller one, if `more` is negative), at the same costs.
 
         Args:
-            growth: the bytes that each tensor, and then the scratch space of each op, gains with
-                every example.
-            more: how many examples more.
+            growth: the bytes per example of each tensor, then of each op's scratch space.
+            more: how many examples to add.
         """
         tensors = tuple(
             dataclasses.replace(tensor, bytes=max(0, round(tensor.bytes + more * gained)))
@@ -274,8 +273,8 @@ def _edges(rows: Sequence[Sequence[int]], fits: Sequence[bool]) -> Edges:
     return Edges(start, tensor, np.array(fits, dtype=bool))
 
 
-#: Indices into `Problem.ops`, in the order of running, with repeats. An input always means the
-#: newest copy of its tensor.
+#: Indices into `Problem.ops` in execution order, with repeats. An op always reads the newest copy
+#: of each input.
 Schedule = Sequence[int] | np.ndarray
 
 
@@ -285,10 +284,10 @@ def baseline(problem: Problem) -> Schedule:
 
 
 def copied(problem: Problem, schedule: Schedule) -> tuple[int, list[bool]]:
-    """The first entry of the backward pass, and of each entry whether a copy of the op runs.
+    """The first entry of the backward pass, and for each entry whether it runs a copy of its op.
 
-    No forward op is moved, as what is in no problem may wait for it: one that runs late for the
-    first time is copied, too.
+    A forward op that runs for the first time in the backward pass is copied too: the original
+    stays where it is, as ops that are not in the problem may wait for it.
     """
     ran: set[int] = set()
     first, is_copy = len(schedule), []

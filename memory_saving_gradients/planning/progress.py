@@ -1,4 +1,4 @@
-"""Tells whoever listens how far planning has come."""
+"""Reports the progress of planning to a listener."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Called with how many parts of a stage of planning are done, and how many there are.
+#: Called with the number of parts of a planning stage that are done, and the number of all parts.
 Listener = Callable[[int, int], object]
 
 _listener: contextvars.ContextVar[Listener | None]
@@ -18,7 +18,7 @@ _listener = contextvars.ContextVar("listener", default=None)
 
 @contextlib.contextmanager
 def heard_by(listener: Listener) -> Iterator[None]:
-    """Within it, planning in this thread tells `listener` how far it is."""
+    """Within it, planning in this thread reports its progress to `listener`."""
     token = _listener.set(listener)
     try:
         yield
@@ -27,7 +27,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 
 def reported(parts: Sequence[T]) -> Iterator[T]:
-    """The parts of a stage, one by one; the listener hears of each that begins."""
+    """Yields the parts of a stage, and reports each to the listener as it begins."""
     listener = _listener.get()
     for done, part in enumerate(parts):
         if listener:

@@ -1,8 +1,8 @@
-"""The order of a schedule, changed where less is alive then.
+"""Another order of a schedule, in which fewer bytes are alive.
 
-Ops are moved by chance, alone or a few together, a little earlier or later, each with what runs
-again right before it; simulated annealing (see `anneal`) decides what stays. What runs, and how
-often, does not change.
+Random moves shift one or a few ops a little earlier or later, each with the recomputations right
+before it; simulated annealing (see `anneal`) accepts or rejects them. What runs, and how often,
+does not change.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.runs import Step, compiled, part
 from memory_saving_gradients.planning.simulate import simulate
 
-# What lies above this share of the peak is to become less.
+# The search reduces the bytes above this share of the peak.
 _AIM = 0.8
 
-# So many moves, but fewer where a schedule has more runs than so many.
+# The number of moves: fewer for a schedule of more than `_MANY_RUNS` runs.
 _MOVES = 8_000
 _MANY_RUNS = 1_000
 
-# So many ops are moved at once, at most, and by so many places.
+# The most ops that are moved at once, and the most places by which they are moved.
 _BLOCK = 6
 _FARTHEST = 60
 
-# The temperature in the beginning: what a move may cost, as a share of what lies above the aim.
+# The initial temperature: what a move may cost, as a share of the bytes above the aim.
 _HOT = 0.002
 
 
 def reordered(problem: Problem, schedule: Schedule, seed: int = 0) -> Schedule:
-    """The same runs in an order in which less is alive where most is.
+    """The same runs in an order that lowers the highest parts of the timeline.
 
     Args:
         problem: the step.
@@ -53,9 +53,9 @@ def reordered(problem: Problem, schedule: Schedule, seed: int = 0) -> Schedule:
 
 
 def _is_last(problem: Problem, runs: np.ndarray) -> np.ndarray:
-    """Whether a run ends what is moved as one.
+    """Whether each run ends a part that is moved as one.
 
-    That is a backward op, or the first run of a forward op before the first one of those.
+    It does if it is a backward op, or the first run of a forward op before any backward op.
     """
     is_backward = runs >= problem.forward_count
     is_first = np.zeros(len(runs), dtype=bool)
@@ -73,9 +73,9 @@ def _search(
     moves: int,
     seed: int,
 ) -> np.ndarray:
-    """The order of the parts of `runs` that was found to have the least above `aim`.
+    """The best order found of the parts of `runs`: that with the fewest bytes above `aim`.
 
-    The parts of the forward pass, so many, stay before the others.
+    The `forward` parts of the forward pass stay before the others.
     """
     np.random.seed(seed)
     count = len(begins) - 1
@@ -106,7 +106,7 @@ def _search(
 
 @part
 def _swap(order: np.ndarray, at: int, first: int, second: int) -> None:
-    """Has the `second` entries after the `first` ones from `at` come before them."""
+    """Swaps two neighbouring blocks: the `first` entries from `at`, and the `second` after them."""
     moved = order[at : at + first].copy()
     for i in range(second):
         order[at + i] = order[at + first + i]
@@ -116,7 +116,7 @@ def _swap(order: np.ndarray, at: int, first: int, second: int) -> None:
 
 @part
 def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, aim: int) -> float:
-    """The bytes alive above `aim`, added up over all runs; infinite if they cannot run so."""
+    """The bytes alive above `aim`, summed over all runs; infinite if the order is invalid."""
     count, tensors = len(runs), len(step.size)
     live, workspace = np.zeros(count + 2, np.int64), np.zeros(count + 1, np.int64)
     lent, last = np.zeros(count + 1, np.int64), np.zeros(tensors, np.int64)
@@ -160,7 +160,7 @@ def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, 
 
 @part
 def _live(live: np.ndarray, lent: np.ndarray, size: int, made: int, last: int, lends: bool) -> None:
-    """Has a copy live from one run to another, whose output may take its place."""
+    """Adds a live range from `made` to `last`, whose output may reuse the buffer."""
     live[made] += size
     live[last + 1] -= size
     if lends:

@@ -1,12 +1,12 @@
-"""A schedule that runs are added to and taken from, with its memory kept up to date. Compiled.
+"""A schedule to which runs can be added and removed, with incremental liveness. Compiled.
 
-Every op has its place in the order of the problem; a second run of a forward op stands before a
-backward op, in its slot, and a slot holds its runs in the order of the problem. So a run is one
-number, its key, and keys ascend in time. Whatever runs are added, the schedule is valid: what reads
-a tensor reads its newest copy.
+The first run of an op is at its place in the order of the problem. A second run of a forward op is
+in the slot of a backward op, right before it, and a slot holds its runs in the order of the
+problem. So a run is one number, its key, and keys ascend in time. The schedule stays valid whatever
+runs are added, as an op reads the newest copy of each input.
 
-To add or remove a run changes the lives of the few tensors that it reads and makes: `simulate`
-would go through the whole schedule. The two agree (tests/planning/test_runs.py).
+Adding or removing a run changes the live ranges of only the few tensors that it reads and makes,
+while `simulate` goes through the whole schedule. The two agree (tests/planning/test_runs.py).
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ import numpy as np
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import simulate
 
-# Room for so many times the events that a tensor has in the beginning, and so many more.
+# Room for events: this many times the events that a tensor has initially, plus `_MORE`.
 _ROOM = 3
 _MORE = 8
 
-# What exceeds the budget counts for so much more: its share of the budget, as a power of two. So
-# the last bytes above it are worth the effort.
+# A peak above the budget counts as higher by the budget / 2**_STEP, so that removing the last bytes
+# of excess is worth the effort.
 _STEP = 6
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-# Numba sees when the file of a stored function changes, not when one that is compiled into it does.
+# Numba notices changes in the file of a cached function, but not in files of functions compiled
+# into it.
 _CHANGED = max(file.stat().st_mtime for file in Path(__file__).parent.glob("*.py"))
 
 
@@ -43,14 +44,14 @@ _njit: Any = functools.partial(numba.njit, error_model="numpy", no_cfunc_wrapper
 
 
 def part(function: _Function) -> _Function:
-    """`function`, compiled into those that call it; Python cannot call it."""
+    """`function`, compiled into its callers; Python cannot call it."""
     return cast(_Function, _njit(no_cpython_wrapper=True)(function))
 
 
 def compiled(function: _Function) -> _Function:
-    """`function`, compiled at its first call; once per machine where the result can be stored.
+    """`function`, compiled at its first call; once per machine where the result can be cached.
 
-    It may call others of this folder.
+    It may call other compiled functions of this folder.
     """
     try:
         dispatcher = _njit(cache=True)(function)
@@ -64,23 +65,23 @@ def compiled(function: _Function) -> _Function:
 
 
 def is_compiled_here(function: Any) -> bool:
-    """Whether `function`, which is `compiled`, is stored on this machine."""
+    """Whether `function`, which is `compiled`, is cached on this machine."""
     return any(Path(function.stats.cache_path).glob(f"*.{function.__name__}-*.nbi"))
 
 
 class Step(NamedTuple):
-    """A problem as arrays: what op i reads lies between `reads_at[i]` and `reads_at[i + 1]`.
+    """A problem as arrays: the reads of op i are those from `reads_at[i]` up to `reads_at[i + 1]`.
 
     Attributes:
         ops: the number of ops; the factor of keys is one more.
         first: the first op of the backward pass.
-        reads_at, reads, fits: the tensors that ops read; whether an output may take their place.
+        reads_at, reads, fits: the tensors that ops read; whether an output may reuse their buffer.
         makes_at, makes: the tensors that ops make.
         size: bytes by tensor.
         workspace, cost, may_repeat: by op.
         made_by: the op that makes each tensor, or -1.
         is_result: by tensor, whether it lives to the end.
-        waits_at, waits: the ops that ops wait for; none where their order is fixed.
+        waits_at, waits: the ops that each op waits for; empty where the order is fixed.
     """
 
     ops: int
@@ -123,18 +124,18 @@ class Step(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """A schedule and what is alive in it.
+    """A schedule and its liveness.
 
     Attributes:
-        length: of one element: the number of runs.
+        length: the number of runs, an array of one element.
         keys: the runs, ascending.
         live: the bytes of all tensors alive during each run.
         scratch: its workspace, less the buffer that an input lends to an output.
         times: how often each op runs.
-        events: by tensor, what makes (2 * key) and what reads it (2 * key + 1), ascending. What
-            lives to the end is read by a run that there is not, after all others.
+        events: by tensor, the runs that make it (2 * key) and that read it (2 * key + 1),
+            ascending. A tensor that lives to the end has one more read, after all runs.
         events_at: where the events of each tensor begin.
-        events_of: how many each has.
+        events_of: how many events each tensor has.
     """
 
     length: np.ndarray
@@ -148,7 +149,7 @@ class Runs(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, schedule: Schedule) -> Runs:
-        """The schedule with all second runs in the order of the problem within their slot."""
+        """The schedule, with the second runs of each slot in the order of the problem."""
         keys = _keys(problem, schedule)
         count, tensors = len(problem.ops), len(problem.tensors)
         simulation = simulate(problem, ops_of(keys, count))
@@ -180,7 +181,7 @@ class Runs(NamedTuple):
 
 
 def _keys(problem: Problem, schedule: Schedule) -> np.ndarray:
-    """The keys of a schedule's runs; of a second one in the slot of the next backward op."""
+    """The keys of a schedule's runs; a second run belongs to the slot of the next backward op."""
     count, first = len(problem.ops), problem.forward_count
     keys: set[int] = set()
     waiting: list[int] = []
@@ -197,7 +198,7 @@ def _keys(problem: Problem, schedule: Schedule) -> np.ndarray:
 
 
 def ops_of(keys: np.ndarray, count: int) -> np.ndarray:
-    """The ops that run, of `count` ops in all."""
+    """The ops that the keys run, in a problem of `count` ops."""
     op = keys % (count + 1)
     return np.where(op < count, op, keys // (count + 1))
 
@@ -210,13 +211,13 @@ def op_of(key: int, count: int) -> int:
 
 
 def is_stored() -> bool:
-    """Whether what is compiled is there for the next process, too."""
+    """Whether compiled functions are cached for the next process."""
     return cast(Any, peak_of).stats.cache_path is not None
 
 
 @part
 def bisect_left(array: np.ndarray, begin: int, end: int, value: int) -> int:
-    """The first place from `begin` on, up to `end`, where an ascending array is at least that."""
+    """The first place from `begin` up to `end` where an ascending array is at least `value`."""
     while begin < end:
         middle = (begin + end) >> 1
         if array[middle] < value:
@@ -228,13 +229,13 @@ def bisect_left(array: np.ndarray, begin: int, end: int, value: int) -> int:
 
 @part
 def above(bytes_: int, budget: int) -> int:
-    """How much so many bytes exceed the budget, counted for more than they are."""
+    """By how much `bytes_` exceed the budget, counted as in `_STEP`."""
     return bytes_ - budget + (budget >> _STEP) if bytes_ > budget else 0
 
 
 @part
 def total_above(runs: Runs, budget: int) -> int:
-    """How much all runs exceed the budget."""
+    """By how much all runs together exceed the budget."""
     excess = 0
     for i in range(runs.length[0]):
         excess += above(runs.live[i] + runs.scratch[i], budget)
@@ -252,7 +253,7 @@ def peak_of(runs: Runs) -> int:
 
 @part
 def _change(runs: Runs, begin: int, end: int, bytes_: int, budget: int) -> int:
-    """Adds bytes to what is alive during some runs; returns the change in excess."""
+    """Adds bytes to the live bytes of some runs; returns the change in excess."""
     excess = 0
     live, scratch = runs.live[begin:end], runs.scratch[begin:end]
     for i in range(len(live)):
@@ -264,7 +265,7 @@ def _change(runs: Runs, begin: int, end: int, bytes_: int, budget: int) -> int:
 
 @part
 def _lend(step: Step, runs: Runs, key: int, budget: int) -> int:
-    """Works out anew what an input of a run lends to an output; returns the change in excess."""
+    """Recomputes how much buffer an output of a run reuses; returns the change in excess."""
     op = op_of(key, step.ops)
     most = 0
     for edge in range(step.reads_at[op], step.reads_at[op + 1]):
@@ -292,7 +293,7 @@ def has(runs: Runs, key: int) -> bool:
 
 @part
 def may_add(step: Step, runs: Runs, key: int) -> bool:
-    """Whether there is room for a run, and what it reads has been made before."""
+    """Whether there is room for a run in the arrays, and its inputs are made before it."""
     op = op_of(key, step.ops)
     for edge in range(step.reads_at[op], step.reads_at[op + 1]):
         tensor = step.reads[edge]
@@ -313,7 +314,7 @@ def add(step: Step, runs: Runs, key: int, budget: int) -> int:
     op = op_of(key, step.ops)
     length = runs.length[0]
     at = bisect_left(runs.keys, 0, length, key)
-    # What is alive both before and after it: what is alive during the next run, less what it makes.
+    # The bytes alive both before and after it: those during the next run, without its outputs.
     alive = runs.live[at]
     next_op = op_of(runs.keys[at], step.ops)
     for edge in range(step.makes_at[next_op], step.makes_at[next_op + 1]):
@@ -346,7 +347,7 @@ def add(step: Step, runs: Runs, key: int, budget: int) -> int:
 
 @part
 def remove(step: Step, runs: Runs, key: int, budget: int) -> int:
-    """Removes a run that is not the first to make what is read; returns the change in excess."""
+    """Removes a run, but no first run of a tensor that is read; returns the change in excess."""
     op = op_of(key, step.ops)
     length = runs.length[0]
     at = bisect_left(runs.keys, 0, length, key)
@@ -399,7 +400,7 @@ def _delete(runs: Runs, tensor: int, event: int) -> tuple[int, int]:
 
 @part
 def _lengthen(step: Step, runs: Runs, tensor: int, place: int, until: int, budget: int) -> int:
-    """A copy lives on after the event before `place`, to the run `until`."""
+    """Extends a live range, which ended at the event before `place`, to the run `until`."""
     before = runs.events[place - 1]
     last = bisect_left(runs.keys, 0, runs.length[0], before >> 1)
     excess = _change(runs, last + 1, until, step.size[tensor], budget)
@@ -408,7 +409,7 @@ def _lengthen(step: Step, runs: Runs, tensor: int, place: int, until: int, budge
 
 @part
 def _shorten(step: Step, runs: Runs, tensor: int, place: int, until: int, budget: int) -> int:
-    """A copy that lived to the run `until` dies with the event before `place`."""
+    """Ends a live range, which lasted to the run `until`, at the event before `place`."""
     before = runs.events[place - 1]
     last = bisect_left(runs.keys, 0, runs.length[0], before >> 1)
     excess = _change(runs, last + 1, until, -step.size[tensor], budget)
@@ -417,7 +418,7 @@ def _shorten(step: Step, runs: Runs, tensor: int, place: int, until: int, budget
 
 @part
 def is_idle(step: Step, runs: Runs, key: int) -> bool:
-    """Whether nothing reads what a run makes, and it need not be."""
+    """Whether a run may be removed: nothing reads its outputs, and it is not their only run."""
     op = op_of(key, step.ops)
     begin, end = step.makes_at[op], step.makes_at[op + 1]
     for edge in range(begin, end):

@@ -1,9 +1,10 @@
 """The cheapest schedule within a budget, and the schedule of the lowest peak.
 
-A search (`anneal`) starts from several schedules that promise much: the step as it is, what the
-one-cut program keeps, nested segments, cuts. It goes on from the best that they lead to.
+A search (`anneal`) starts from several promising schedules: the plain step, the tensors that the
+one-cut program keeps, nested segments, cuts. It then continues from the best result.
 
-What is not optimal: the search is one of chance. `bounds` tells how far from the optimum it can be.
+The search is randomised, so its result need not be optimal. `bounds` bounds the distance from the
+optimum.
 """
 
 from __future__ import annotations
@@ -25,42 +26,43 @@ from memory_saving_gradients.planning.progress import reported
 from memory_saving_gradients.planning.reorder import reordered
 from memory_saving_gradients.planning.simulate import simulate
 
-# What the starting schedules aim at, as shares of the budget: the one-cut program sees no transient
-# bytes, and nested segments not all.
+# The budgets of the starting schedules, as shares of the real one: the one-cut program ignores
+# transient bytes, and nested segments ignore some of them.
 _KEPT = (1.0, 0.7)
 _NESTED = (1.0, 0.9)
 
-# The solver takes longer than all the rest for problems of more ops than this.
+# For problems of more ops than this, the solver would take most of the planning time.
 _LARGEST_PROGRAM = 30_000
 
-# So many moves in all: fewer for a problem of more ops than so many, whose moves take longer, and
-# never more than so many for each op.
+# The number of moves of a search: fewer for problems of more than `_MANY_OPS` ops, whose moves take
+# longer, and never more than `_MOVES_PER_OP` for each op.
 _MOVES = 100_000
 _MANY_OPS = 2_000
 _MOVES_PER_OP = 1_000
 
-# The search goes on from the best schedule with smaller risks, then from the same in another order,
-# in so many rounds, as long as one makes it cheaper by such a share; not at all where it is that
-# close to the optimum already.
+# The search continues from the best schedule at a lower temperature, then from the same runs in
+# another order: for at most `_ROUNDS` rounds, as long as each makes it cheaper by the share
+# `_GIVE_UP`; not at all if its cost is within `_CLOSE` of the lower bound already.
 _LATER_HOT = 3e-4
 _ROUNDS = 6
 _GIVE_UP = 0.001
 _CLOSE = 0.002
 
-# Another order is to save such a share of the cost: runtimes foretell the written one better.
+# Another order must save this share of the cost, as the runtime's behaviour is predicted better for
+# the order of the graph.
 _WORTH_IT = 0.005
 
-# The lowest peak is looked for from the step as it is, and from the best of cuts that aim at so
-# many times the lowest one that their model holds possible. The search goes on from the best, in
-# so many rounds, as long as one makes it lower by such a share.
+# The search for the lowest peak starts from the plain step, and from the best of the cuts for these
+# multiples of the lowest peak that their model finds feasible. It continues from the best result
+# for at most `_LOWER_ROUNDS` rounds, as long as each lowers the peak by the share `_LOWER`.
 _CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
 _LOWER_ROUNDS = 4
 _LOWER = 0.01
 
-# Without expensive ops there is less to find, in a hotter search.
+# The temperature of the search that runs no expensive op twice: it has fewer schedules to explore.
 _HOTTER = 1e-2
 
-#: The runs an op may have where nothing bounds them.
+#: `most_runs` where nothing bounds how often an op may run.
 UNBOUNDED = 2**31
 
 
@@ -76,8 +78,8 @@ def within(
         problem: the step.
         budget: the peak allowed, in bytes.
         most_runs: how often an op may run.
-        known: a schedule within the budget to begin with, beside others; where these do not lead
-            to any, that of the lowest peak is looked for, which takes time.
+        known: one more schedule to start from, which is within the budget. Without it, if no start
+            leads to a schedule within the budget, we search for the lowest peak, which takes time.
 
     Returns:
         The schedule. If none was found within the budget, the one of the lowest peak found.
@@ -121,7 +123,7 @@ def _improved(
     hot: float,
     start: Callable[[Schedule, int], Schedule],
 ) -> Schedule:
-    """What rounds of searches, each from a `start` made of the best schedule so far, lead to."""
+    """The best schedule after rounds of searches, each from `start(best, round)`."""
     for round_ in reported(range(1, _ROUNDS + 1)):
         moves = most_moves(problem) // 4
         candidate = annealed(
@@ -165,7 +167,7 @@ def lowest(
 
 
 def _low(problem: Problem, max_overhead: float) -> Iterator[Schedule]:
-    """A schedule of a low peak to begin with, of no more than an extra cost if there is one."""
+    """A schedule of a low peak to start from, if there is one within the overhead."""
     cut = best_cut(problem)
     if _cost(problem, cut) <= (1 + max_overhead) * problem.costs.sum():
         yield cut
@@ -177,14 +179,15 @@ def _low(problem: Problem, max_overhead: float) -> Iterator[Schedule]:
 def _lowest_of_cheap(problem: Problem, most_runs: int) -> Schedule:
     """The schedule of a low peak in which no expensive op runs twice.
 
-    Where such ops save little, a search among all schedules seldom finds those without them.
+    Where recomputing such ops saves little, a search among all schedules seldom finds the schedules
+    that avoid it.
     """
     cheap = without_expensive(problem)
     return lowered(cheap, best_cut(cheap), most_runs, most_moves(cheap) // 16, _HOTTER)
 
 
 def best_cut(problem: Problem) -> Schedule:
-    """The schedule of the lowest peak that keeps what crosses some cuts alone."""
+    """The schedule of the lowest peak that keeps only the tensors that cross some cuts."""
     segments = Segments(problem)
     aim = segments.lowest_aim()
     tried = (segments.cuts_for(aim * factor) for factor in _CUTS)
@@ -193,7 +196,7 @@ def best_cut(problem: Problem) -> Schedule:
 
 
 def most_moves(problem: Problem) -> int:
-    """How many moves a search of a problem may try in all."""
+    """How many moves a search of a problem may try."""
     count = max(1, len(problem.ops))
     return min(_MOVES_PER_OP * count, _MOVES * _MANY_OPS // max(count, _MANY_OPS))
 
@@ -240,7 +243,7 @@ def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
 def _starts(
     problem: Problem, budget: int, kept_sets: Iterable[Collection[int]]
 ) -> Iterator[Schedule]:
-    """Schedules to begin with."""
+    """The schedules to start a search from."""
     yield range(len(problem.ops))
     for tensors in kept_sets:
         yield keeping(problem, tensors)
@@ -252,7 +255,7 @@ def _starts(
 
 
 def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
-    """Sets of tensors that the one-cut program keeps, and its bound on the overhead."""
+    """The sets of tensors that the one-cut program keeps, and its bound on the overhead."""
     if len(problem.ops) > _LARGEST_PROGRAM:
         return [], 0.0
     program = one_cut(problem)

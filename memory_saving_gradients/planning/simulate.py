@@ -13,20 +13,21 @@ from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What a schedule takes.
+    """The memory and the cost of a schedule.
 
-    A copy of a tensor lives from the run that makes it to the last run that reads it before the
-    next copy is made. The arrays `tensor`, `made` and `last` have one element a copy.
+    The live range of a copy of a tensor goes from the run that makes it to the last run that reads
+    it before the next copy is made. The arrays `tensor`, `made` and `last` have an element for each
+    copy.
 
     Attributes:
         timeline: bytes alive while each entry of the schedule runs.
-        live: those of tensors alone: no scratch space, nothing that an input lends to an output.
+        live: the same without scratch space and without the reuse of input buffers for outputs.
         cost: seconds of all runs together.
-        tensor: which tensor each copy is of, in ascending order.
+        tensor: the tensor of each copy, in ascending order.
         made: the entry of the schedule that makes the copy.
         last: the last entry that reads it; the length of the schedule for a result of the step.
         events: the entries that make or read each copy, copy by copy in ascending order.
-        begins: where in `events` those of each copy begin.
+        begins: where the events of each copy begin in `events`.
     """
 
     timeline: np.ndarray
@@ -40,7 +41,7 @@ class Simulation:
 
     @functools.cached_property
     def copies_of_events(self) -> np.ndarray:
-        """Which copy each of `events` belongs to."""
+        """The copy that each of `events` belongs to."""
         return np.repeat(
             np.arange(len(self.begins)), np.diff(np.append(self.begins, len(self.events)))
         )
@@ -57,14 +58,14 @@ class Simulation:
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Simulation:
-    """Runs a schedule on paper.
+    """Simulates a schedule.
 
     Args:
         problem: the step.
-        schedule: op indices in the order of running.
+        schedule: op indices in execution order.
 
     Returns:
-        The bytes alive at each entry, the cost, and the lives of all copies.
+        The bytes alive at each entry, the cost, and the live ranges of all copies.
 
     Raises:
         ValueError: an op reads a tensor that was never made.
@@ -82,7 +83,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     read_at, read_edge = reads.of(runs)
     made_at, made_edge = makes.of(runs)
 
-    # All that happens to a tensor, in the order of time: each copy begins with its making.
+    # The events of each tensor in the order of time; a copy begins with the op that makes it.
     tensors = np.concatenate([reads.tensor[read_edge], makes.tensor[made_edge]])
     entries = np.concatenate([read_at, made_at])
     order = np.argsort(tensors * (len(runs) + 1) + entries, kind="stable")
@@ -120,8 +121,8 @@ def plain_peak(problem: Problem) -> int:
 def plain_timeline(problem: Problem) -> np.ndarray:
     """Bytes alive as each op of `baseline(problem)` begins, where ops may overlap.
 
-    What an op makes, and its scratch space, is there from its beginning; what it reads last goes
-    with its end.
+    Outputs and scratch space are allocated as an op begins; an input that it is the last to read is
+    freed as it ends.
     """
     if not problem.as_executed:
         return simulate(problem, baseline(problem)).timeline
@@ -133,7 +134,8 @@ def plain_timeline(problem: Problem) -> np.ndarray:
     maker, made = problem.makes.of(ops)
     reader, read = problem.reads.of(ops)
     made, tensor, fits = problem.makes.tensor[made], problem.reads.tensor[read], problem.reads.fits
-    # The readers of each tensor, as they end; the last may write over it if all others have ended.
+    # The readers of each tensor in the order in which they end; the last one may write over it if
+    # all others have ended before it begins.
     order = np.lexsort((end[reader], tensor))
     tensor, reader, fits = tensor[order], reader[order], fits[read][order]
     is_last = np.append(tensor[1:] != tensor[:-1], True)[: len(tensor)]

@@ -20,8 +20,8 @@ from memory_saving_gradients.planning.search import (
 )
 from memory_saving_gradients.planning.simulate import simulate
 
-# What may be computed more than in the plain step, as a share of it, for a low peak where ops run
-# more than twice; and the share by which "memory" may exceed that peak, as the last bytes are dear.
+# The overhead allowed for a low peak where ops run more than twice, and the share by which "memory"
+# may exceed that peak, as the last bytes are expensive to save.
 _MORE = 0.25
 _NEAR = 0.03
 
@@ -33,13 +33,13 @@ def memory(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
 
 
 def low(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
-    """The lowest peak found with every op run at most twice, or for a quarter more computing."""
+    """The lowest peak found with every op run at most twice, or at an overhead of a quarter."""
     twice = lowered(problem, best_cut(problem), min(2, most_runs), most_moves(problem) // 8)
     return lowest_of(problem, [twice, lowest(problem, most_runs, _MORE)])
 
 
 def speed(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
-    """As `memory`, without running an expensive op twice."""
+    """Like `memory`, but no expensive op runs twice."""
     return memory(without_expensive(problem), most_runs)
 
 
@@ -51,15 +51,15 @@ def auto(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
 
 
 def articulation(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
-    """The textbook's checkpoints, with which no op runs more than twice."""
+    """The textbook checkpoints; no op runs more than twice."""
     return sqrt_spaced(problem) if most_runs > 1 else range(len(problem.ops))
 
 
 def keep_given(problem: Problem, kept: Collection[int]) -> Schedule:
     """Keeps the given tensors; recomputes the others as far as that lowers the peak.
 
-    What follows the last given tensor in the forward pass is at hand when the backward pass
-    begins, so it is recomputed only if keeping it takes more memory.
+    Tensors made after the last given one are still there when the backward pass begins, so they are
+    recomputed only if keeping them takes more memory.
     """
     made_by = problem.made_by
     last = max((made_by[t] for t in kept), default=-1)
@@ -77,13 +77,13 @@ def _value(problem: Problem, schedule: Schedule) -> tuple[int, float]:
     return simulation.peak, simulation.cost
 
 
-#: What each chooses, in a line.
+#: What each strategy chooses, in one line.
 WHAT = {
-    "memory": "near the lowest peak with every op run twice at most, or for a quarter more "
-    "computing; auto, max_overhead= and memory_budget= pay less",
-    "speed": "near the lowest peak with only cheap ops run again",
-    "auto": "the knee, where memory begins to get dear",
-    "articulation": "√n of the tensors where the network is one tensor wide; the textbook's",
+    "memory": "near the lowest peak with every op run at most twice, or with a quarter more "
+    "computing; auto, max_overhead= and memory_budget= cost less time",
+    "speed": "near the lowest peak with only cheap ops recomputed",
+    "auto": "the knee, beyond which saving memory costs much more time",
+    "articulation": "√n of the tensors where the network is one tensor wide, the textbook method",
 }
 
 #: The strategies that choose checkpoints by themselves.

@@ -1,4 +1,4 @@
-"""Fewer stretches of recomputation, for runtimes in which each one has to be held back dearly."""
+"""Fewer stretches of recomputation, for runtimes in which it is expensive to delay each one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memory_saving_gradients.planning.simulate import simulate
 
 
 def stretches(problem: Problem, schedule: Schedule) -> list[tuple[int, int]]:
-    """Where a schedule recomputes: the first entry of each stretch and the one after its last."""
+    """The stretches in which a schedule recomputes: the first entry of each, and its end."""
     _, again = copied(problem, schedule)
     steps = np.diff([0, *again, 0])
     return list(
@@ -18,18 +18,18 @@ def stretches(problem: Problem, schedule: Schedule) -> list[tuple[int, int]]:
 
 
 def fewer_stretches(problem: Problem, schedule: Schedule, most: int) -> Schedule:
-    """Has each stretch follow the one before it at once, where the peak allows that.
+    """Moves each stretch to right after the previous one, where the peak allows it.
 
-    Copies read nothing that the backward pass makes, so they may come earlier; they live longer.
-    What both stretches recompute is recomputed once.
+    Copies read nothing that the backward pass makes, so they may run earlier; they then live
+    longer. Ops that both stretches recompute run once.
 
     Args:
         problem: the step.
         schedule: a schedule of it.
-        most: what may be alive about such a stretch, in bytes.
+        most: the bytes that may be alive from the earlier stretch up to the next one.
 
     Returns:
-        A schedule with no other runs.
+        A schedule with the same runs, or fewer.
     """
     runs = np.asarray(schedule).tolist()
     places = stretches(problem, runs)

@@ -2,7 +2,7 @@
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes in MB, or in kB where it is below a tenth of one.
+    """A number of bytes in MB, or in kB below 0.1 MB.
 
     Example:
         >>> format_bytes(12_345_678), format_bytes(5_000)
