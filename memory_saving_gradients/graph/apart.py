@@ -1,4 +1,4 @@
-"""New ops of a graph that belong to us, not to what the user is building."""
+"""New ops of a graph outside the scopes and dependencies of the user's code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def apart(graph: tf.Graph, scope: str | None = None) -> Iterator[None]:
-    """Within it, new ops of `graph` are out of the user's scopes and wait for nothing."""
+    """Within it, new ops of `graph` are outside the user's scopes, and wait only for their data."""
     with (
         graph.as_default(),
         graph.name_scope(scope),

@@ -1,6 +1,6 @@
-"""Which ops call functions, what those are, and what may run twice.
+"""Ops that call functions, the graphs of those functions, and which ops may run twice.
 
-In TensorFlow 2 a loop or branch is one op, and so is a call. What is inside is a graph of its own.
+In TensorFlow 2 a loop, a branch or a call is a single op; the inside is a graph of its own.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import tf_private
 
-#: In TensorFlow 2, a branch is one of these.
+#: The types of branches in TensorFlow 2.
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
-#: In TensorFlow 2, a loop is one of these.
+#: The types of loops in TensorFlow 2.
 LOOPS = frozenset({"While", "StatelessWhile"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
-#: Registered as stateless, though only the user's Python function knows.
+#: Registered as stateless, but the user's Python function may have state.
 _STATE_IN_PYTHON = frozenset({"PyFuncStateless"})
-#: Python keeps what their gradients read, under a key that is fixed when they are traced.
+#: Ops whose gradients read values that Python keeps under a key fixed when the op is traced.
 _KEYED_BY_TRACE = frozenset({"EagerPyFunc"})
 
 _calling: dict[str, bool] = {}  # by type of op
@@ -37,7 +37,7 @@ def calls(op: tf.Operation) -> bool:
 def bodies(op: tf.Operation) -> list[tf.Graph]:
     """The functions that `op` calls: branches, the body of a loop (not its condition), a callee.
 
-    There are none if nothing tells what is in one of them: `op` is opaque then.
+    If one of them is unknown the list is empty: `op` is opaque.
     """
     if not calls(op):
         return []
@@ -51,26 +51,25 @@ def bodies(op: tf.Operation) -> list[tf.Graph]:
 
 
 def is_plain_call(op: tf.Operation) -> bool:
-    """Whether `op` hands its inputs to one function and returns what that does."""
+    """Whether `op` passes its inputs to a function and returns the function's results."""
     return op.type in _CALLS or not tf_private.is_registered(op.type)
 
 
 def is_compiled(op: tf.Operation) -> bool:
-    """Whether XLA compiles what `op` calls, as a program of its own."""
+    """Whether XLA compiles the function that `op` calls as a separate program."""
     attribute = op.node_def.attr.get("_XlaMustCompile")
     return attribute is not None and attribute.b
 
 
 def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> bool:
-    """Whether a second run of `op` would give the same and do nothing else.
+    """Whether a second run of `op` would give the same results and have no effects.
 
-    What has state by its registration never runs twice, even where it only hands on its input. Of
-    an op that calls functions their bodies tell, if those are known: they may read variables that
-    nothing writes to in the meantime.
+    Ops that are registered as stateful never run twice. For an op that calls functions we look at
+    all ops inside: they may read variables that nothing writes to before the second run.
 
     Args:
         op: any op.
-        later: the ops that come after all second runs; None where nobody knows.
+        later: the ops that run after all second runs; None if unknown.
     """
     if not calls(op):
         if op.type not in _stateful:
@@ -85,9 +84,9 @@ def may_repeat(op: tf.Operation, later: Container[tf.Operation] | None = ()) -> 
 
 
 def serves_one_call(graph: tf.Graph) -> bool:
-    """Whether a second call of a traced function takes away what the gradient of the first reads.
+    """Whether a second call of a traced function overwrites what the gradient of the first reads.
 
-    So it is with `tf.py_function`: its gradient reads what the last call kept.
+    `tf.py_function` does: its gradient reads the values that the last call kept.
     """
     return any(op.type in _KEYED_BY_TRACE for op in graph.get_operations())
 
@@ -99,7 +98,7 @@ def keeps_the_last_round(graph: tf.Graph) -> bool:
 
 
 def writers(op: tf.Operation) -> list[tf.Operation]:
-    """The ops that may write to what `op` has handles of, created before or after it."""
+    """The ops that may write to the resources that `op` reads, created before or after it."""
     return [
         reader
         for handle in _handles(op)
@@ -113,7 +112,7 @@ def _handles(op: tf.Operation) -> list[tf.Tensor]:
 
 
 def flattened(graph: tf.Graph) -> Iterator[tf.Operation]:
-    """The ops of a function, with those of the functions that it calls in their place."""
+    """The ops of a function, with calls replaced by the ops of the called functions."""
     for op in graph.get_operations():
         called = bodies(op)
         for body in called:

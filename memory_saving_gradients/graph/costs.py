@@ -1,4 +1,4 @@
-"""The time of each op, by TensorFlow's own estimator."""
+"""Estimated seconds of each op, by TensorFlow's own estimator."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def estimate_seconds(
 ) -> dict[str, float]:
     """Estimated seconds of one run of each op.
 
-    One op stands for all of the same type, attributes and input shapes, so that a deep network
-    of equal layers costs no more to estimate than one layer. An op that calls a function has no
-    estimate; it counts as the dearest of the others.
+    We estimate one op for all of the same type, attributes and input shapes, so that a deep network
+    of equal layers takes no longer than one layer. An op that calls a function has no estimate; it
+    counts as the most expensive of the others.
 
     Args:
         operations: the ops to estimate, of one graph.
@@ -76,7 +76,7 @@ def _shape_value(tensor: tf.Tensor, shapes: Shapes) -> np.ndarray | None:
 def _source(
     name: str, dtype: tf.DType, sizes: Sequence[int], value: np.ndarray | None
 ) -> tf.compat.v1.NodeDef:
-    """A node that yields what an input of an op yields, as far as an estimate needs it."""
+    """A node that stands in for an input of an op, as far as an estimate needs it."""
     if value is None:
         return stand_in(name, dtype, sizes)
     node = tf.compat.v1.NodeDef(name=name, op="Const")

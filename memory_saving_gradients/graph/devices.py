@@ -22,9 +22,9 @@ def _gpu(multiprocessors: int, mhz: int, architecture: str, gb_per_second: int) 
     }
 
 
-#: One core of a common processor, and GPUs by their data sheets. To TensorFlow's estimator a
-#: processor's core does one multiply-add a cycle, so a core counts once for each of the 32 that its
-#: vector units do; a multiprocessor does 64, so that of an H100, which does 128, counts twice.
+#: One core of a common processor, and GPUs by their data sheets. TensorFlow's estimator assumes one
+#: multiply-add a cycle for a CPU core, so a core whose vector units do 32 is described as 32 cores.
+#: It assumes 64 for a multiprocessor of a GPU, so each of an H100, which does 128, counts as two.
 DEVICES: dict[str, Device] = {
     "cpu": {
         "type": "CPU",
@@ -41,10 +41,10 @@ DEVICES: dict[str, Device] = {
     "h100": _gpu(2 * 132, 1830, "9.0", 3350),
 }
 
-#: The memory of the GPUs, in bytes, by their data sheets; of two models the smaller one.
+#: The memory of the GPUs, in bytes, by their data sheets; of two variants the smaller one.
 MEMORY_BYTES = {"t4": 16 * 10**9, "v100": 16 * 10**9, "a100": 40 * 10**9, "h100": 80 * 10**9}
 
-#: The name of the machine's own device: its first GPU, or its processor.
+#: The name of this machine's device: its first GPU, or else its CPU.
 LOCAL = "local"
 
 
@@ -63,7 +63,7 @@ def described(device: str) -> Device:
 
 
 def local_gpu_bytes() -> int | None:
-    """What TensorFlow may use of the machine's first GPU, in bytes; None if it has none."""
+    """The bytes that TensorFlow may use on this machine's first GPU; None without a GPU."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return None

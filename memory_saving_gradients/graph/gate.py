@@ -1,16 +1,17 @@
-"""What makes a copy wait for the backward pass where control edges do not: in a graph for XLA.
+"""Gates: data dependencies that delay a copy until the backward pass, in a graph for XLA.
 
-XLA drops control edges, merges ops that compute the same, computes again what it can fuse into a
-reader, and orders the rest as it likes. Only data holds an op back. So a *gate* stands between the
-kept tensors and the ops that read them in the backward pass, and hands its inputs on, in their
-buffers: any type and any value (NaN, -0.0) pass unchanged. It is one of two things:
+XLA drops control edges, merges ops that compute the same, recomputes what it can fuse into a
+reader, and schedules the rest freely. Only a data dependency delays an op. So a *gate* stands
+between the kept tensors and the ops that read them in the backward pass. It passes its inputs on in
+their buffers: values of any type (NaN, -0.0) are unchanged. There are two kinds:
 
-- On XLA:GPU an optimization barrier. It costs nothing when the program runs. XLA drops whatever
-  nobody reads behind it, so what has to be there first passes as well, and is read from there.
-- On XLA:CPU, which takes barriers out before it orders ops, a loop that runs no round. Whether it
-  would run one depends on an element of each tensor that has to be there first; it never does, but
-  XLA cannot know. (A GPU would ask its host each time.) A small operand that is not kept (a weight)
-  is held back by a `select` alike.
+- On XLA:GPU an optimization barrier, which costs nothing at run time. XLA drops the operands that
+  nothing reads behind the barrier, so tensors that must be there first pass through it as well, and
+  are read from it.
+- On XLA:CPU, which removes barriers before it schedules, a loop that runs no round. Its condition
+  reads an element of each tensor that must be there first; it is always false, but XLA cannot
+  know. (On a GPU the host would evaluate it each time.) A small operand that is not kept, such as a
+  weight, is delayed by a `select` in the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, tf_private
 
-# What XLA computes with, and so what can carry a dependency. The rest are handles.
+# The dtypes that XLA computes with, which can carry a dependency. The others are handles.
 _CARRIERS = frozenset(
     {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.bool}
     | {tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64}
@@ -35,8 +36,9 @@ class Gate:
     """A gate at one place of a schedule.
 
     Attributes:
-        tensors: what passes it.
-        after: what has to be there first, for a loop; None for a barrier, where that passes, too.
+        tensors: the tensors that pass through it.
+        after: for a loop, the tensors that must be there first; None for a barrier, through which
+            these pass, too.
     """
 
     tensors: list[tf.Tensor]
@@ -44,7 +46,7 @@ class Gate:
 
 
 def never(after: Iterable[tf.Tensor]) -> tf.Tensor:
-    """A scalar of the default graph that is false, and known when all of `after` are there."""
+    """A scalar of the default graph that is always false, but computed from all of `after`."""
     elements = [tf.zeros(1)] + [_element(t) for t in after if t.dtype in _CARRIERS]
     bits = tf.bitcast(tf.concat(elements, 0), tf.int32)
     # No square is 2 modulo 4.
@@ -66,7 +68,7 @@ tf_private.save_without(HANDED_ON)
 def barrier_node(
     name: str, inputs: Sequence[str], tensors: Sequence[tf.Tensor]
 ) -> tf.compat.v1.NodeDef:
-    """The barrier that hands on `tensors`, read by the names of `inputs`."""
+    """The node of a barrier that passes on `tensors`, whose names are `inputs`."""
     node = tf.compat.v1.NodeDef(name=name, op="XlaOptimizationBarrier", input=inputs)
     node.attr["T"].list.type.extend(t.dtype.as_datatype_enum for t in tensors)
     node.attr["_gradient_op_type"].s = HANDED_ON.encode()
@@ -77,7 +79,7 @@ def barrier_node(
 def loop_node(
     name: str, inputs: Sequence[str], tensors: Sequence[tf.Tensor]
 ) -> tf.compat.v1.NodeDef:
-    """The loop that hands on `tensors`, read by the names of `inputs`; the first one is `never`."""
+    """The node of a loop that passes on `tensors`, named `inputs`; the first one is `never`."""
     node = tf.compat.v1.NodeDef(name=name, op="StatelessWhile", input=inputs)
     specs = tuple((tuple(t.shape) if t.shape.rank is not None else None, t.dtype) for t in tensors)
     for role, function in zip(("cond", "body"), _loop(specs), strict=True):
@@ -93,12 +95,15 @@ def loop_node(
 def passed(
     tensors: Sequence[tf.Tensor], after: Sequence[tf.Tensor], barrier: bool
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Both, in a graph for XLA; the tensors are there when all of `after` are.
+    """Passes tensors through a gate that waits for others, in a graph for XLA.
 
     Args:
-        tensors: what passes the gate.
-        after: what has to be there first; to be read from what this returns.
+        tensors: the tensors to pass through the gate.
+        after: the tensors that must be there first.
         barrier: whether the gate is a barrier, as for a GPU, or a loop.
+
+    Returns:
+        The tensors behind the gate, and what to read instead of `after`.
     """
 
     @tf.custom_gradient
@@ -116,7 +121,7 @@ def _added(
     make: Callable[[str, Sequence[str], Sequence[tf.Tensor]], tf.compat.v1.NodeDef],
     tensors: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """What a gate in the default graph makes of some tensors."""
+    """Adds a gate to the default graph; returns the tensors behind it."""
     input_map = {f"given/{i}:0": t for i, t in enumerate(tensors)}
     graph_def = tf.compat.v1.GraphDef(node=[make("gate", [*input_map], tensors)])
     (op,) = tf.graph_util.import_graph_def(graph_def, input_map, ["gate"], name="held")
@@ -125,7 +130,7 @@ def _added(
 
 @functools.cache
 def _loop(specs: tuple[tuple[tuple | None, tf.DType], ...]) -> tuple:
-    """The condition and the body of the loop for tensors of these shapes and types."""
+    """The condition and the body of the gate's loop for tensors of these shapes and dtypes."""
     signature = [tf.TensorSpec(shape, dtype) for shape, dtype in specs]
     with tf.init_scope():
         condition = tf.function(lambda never, *rest: never, signature, autograph=False)
@@ -136,12 +141,12 @@ def _loop(specs: tuple[tuple[tuple | None, tf.DType], ...]) -> tuple:
 
 
 def hold_back(op: tf.Operation, until: Callable[[], tf.Tensor], exempt: set[str]) -> None:
-    """Makes `op` wait by its inputs that are neither in `exempt` nor compile-time data.
+    """Delays the inputs of `op` that are neither in `exempt` nor compile-time constants.
 
     Args:
         op: an op of the default graph.
-        until: gives the `never` of what to wait for; called if something has to wait.
-        exempt: names of ops whose outputs need no holding back.
+        until: returns the `never` of what to wait for; called only if an input has to wait.
+        exempt: names of ops whose outputs need no delay.
     """
     held = [
         (index, tensor)
@@ -156,7 +161,7 @@ def hold_back(op: tf.Operation, until: Callable[[], tf.Tensor], exempt: set[str]
 
 
 def hold_together(op: tf.Operation) -> None:
-    """Has `op`, of the default graph, read its operands through a barrier of their own."""
+    """Makes `op`, of the default graph, read its operands through a barrier of their own."""
     held = [(index, tensor) for index, tensor in enumerate(op.inputs) if may_wait(tensor)]
     if len(held) > 1:
         outputs = _added(barrier_node, [tensor for _, tensor in held])
@@ -165,22 +170,22 @@ def hold_together(op: tf.Operation) -> None:
 
 
 def write_out(tensor: tf.Tensor) -> None:
-    """Has XLA write `tensor` to memory, instead of computing it where it is read."""
+    """Makes XLA write `tensor` to memory instead of fusing it into its readers."""
     with tensor.graph.gradient_override_map({"XlaOptimizationBarrier": HANDED_ON}):
         written = tf_private.optimization_barrier(tensor)
     tf_private.reroute(tensor, written)
 
 
 def may_wait(tensor: tf.Tensor) -> bool:
-    """Whether XLA need not know `tensor` when it compiles, as it must shapes and axes."""
+    """Whether `tensor` may be a run-time value to XLA; shapes and axes may not."""
     is_shape = tensor.dtype.is_integer and (tensor.shape.rank is None or tensor.shape.rank < 2)
     return tensor.dtype in _CARRIERS and not is_shape and tensor.op.type != "Const"
 
 
 def _element(tensor: tf.Tensor) -> tf.Tensor:
-    """The first element of `tensor` as a float vector; an empty one if it has none.
+    """The first element of `tensor` as a float vector; an empty vector if there is none.
 
-    The barrier keeps XLA from computing that element alone.
+    The barrier keeps XLA from computing only that element.
     """
     first = tf.reshape(tf_private.optimization_barrier(tensor), [-1])[:1]
     if first.dtype.is_complex:

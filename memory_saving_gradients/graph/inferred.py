@@ -1,8 +1,8 @@
-"""A copy of a graph, from which TensorFlow infers shapes once the sizes of inputs are known.
+"""A copy of a graph with known input sizes, on which TensorFlow infers the other shapes.
 
-TensorFlow computes with shapes as far as they are constants. What it leaves open is told to it as
-the copy is made: which branch is taken where a condition on sizes is a constant by then, and the
-likely sizes of what depends on data.
+TensorFlow infers shapes as far as they are constants. While we build the copy we add what it leaves
+open: which branch is taken, where a condition on sizes has become a constant, and likely sizes for
+ops whose output shapes depend on data.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from memory_saving_gradients.graph import calls, order, tf_private
 Sizes: TypeAlias = Sequence[int | None]
 
 
-# In the place of "/" in names: an importer takes "a" for used where there is "a/b".
+# Replaces "/" in names: the importer considers the name "a" used where there is "a/b".
 _SLASH = ">"
 
 
 class Inferred:
     """The shapes of a graph as TensorFlow infers them on a copy.
 
-    Nodes wait until the shapes of what they read are asked for; so each is imported once.
+    Nodes are collected, and imported in batches when a shape is needed, so each is imported once.
 
     Args:
         graph: the graph.
         known: the shapes of inputs, by the name of the op.
-        asked: the ops whose outputs will be asked for; others than these and what they are made of
-            are not in the copy. All ops of the graph by default.
-        guess: whether sizes that depend on data are to be the likely ones, else they stay unknown.
+        asked: the ops whose output shapes will be asked for; the copy contains these and the ops
+            that they depend on. All ops of the graph by default.
+        guess: whether sizes that depend on data are guessed; else they stay unknown.
 
     Raises:
-        ValueError: the shapes, or what is likely, contradict the graph.
+        ValueError: the given or guessed shapes contradict the graph.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Inferred:
         self._copy = tf.Graph()
         self._waiting = tf.compat.v1.GraphDef()
         self._names: set[str] = set()  # of all nodes so far
-        self._missing: set[str] = set()  # what nodes so far read and is yet to come
+        self._missing: set[str] = set()  # inputs of nodes so far that are still to be added
         self._stand_for: dict[str, str] = {}
         used = graph.get_operations() if asked is None else order.leading_to(asked)
         self._add(graph, "", self._stand_for, known, {*used})
@@ -63,11 +63,11 @@ class Inferred:
         return told(self._of(tensor))
 
     def constant(self, tensor: tf.Tensor) -> Any:
-        """The value of a tensor of the graph where sizes and constants tell it, else None."""
+        """The value of a tensor of the graph if sizes and constants determine it, else None."""
         return tf_private.constant(self._of(tensor))
 
     def _of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor of the copy for one of the graph."""
+        """The tensor of the copy for a tensor of the graph."""
         return self._read(_copied(tensor, "", self._stand_for))
 
     def _read(self, name: str) -> tf.Tensor:
@@ -84,10 +84,10 @@ class Inferred:
         """Adds the nodes of a graph.
 
         Args:
-            graph: the graph, or a function that the copy has in place of a call.
-            prefix: what their names begin with.
-            stand_for: names of tensors of the copy that stand for some of the graph: the inputs of
-                a function. What functions in place of calls return is added.
+            graph: the graph, or a function that is inlined in place of a call.
+            prefix: the prefix of the names of its nodes in the copy.
+            stand_for: by name of a tensor of the graph, the tensor of the copy that replaces it:
+                inputs of a function. Results of inlined functions are added.
             known: shapes, by the name of the op.
             used: the ops to add.
         """
@@ -124,7 +124,7 @@ class Inferred:
         guess: Callable[[list[Sizes | None]], list],
         reads: Iterable[str],
     ) -> None:
-        """Appends a node with the shapes that `guess` makes of those of what it reads."""
+        """Appends a node with output shapes that `guess` computes from the shapes of its inputs."""
         if self._guess:
             self._import()
             made = node.attr["_output_shapes"].list.shape
@@ -136,7 +136,7 @@ class Inferred:
     def _call(
         self, op: tf.Operation, node: tf.compat.v1.NodeDef, stand_for: dict[str, str]
     ) -> None:
-        """Adds, in place of an op, the function that it calls; a branch if sizes tell which one."""
+        """Adds, in place of a call, the called function; of branches the one taken, if known."""
         bodies, passed = calls.bodies(op), [*node.input]  # of an `If`, that for `True` comes last
         if op.type in calls.BRANCHES:
             self._import()
@@ -175,7 +175,7 @@ class Inferred:
 
 
 def _copied(tensor: tf.Tensor, prefix: str, stand_for: Mapping[str, str]) -> str:
-    """The name in the copy of a tensor, of a graph whose names begin with `prefix` there."""
+    """The name that a tensor of a graph has in the copy, where its nodes have a prefix."""
     return stand_for.get(tensor.name) or prefix + tensor.name.replace("/", _SLASH)
 
 
@@ -184,7 +184,7 @@ def _owner(read: str) -> str:
 
 
 def told(tensor: tf.Tensor) -> Sizes | None:
-    """The shape of a tensor as its graph tells it; None for an unknown rank."""
+    """The static shape of a tensor; None for an unknown rank."""
     return None if tensor.shape.rank is None else tensor.shape.as_list()
 
 
@@ -198,12 +198,12 @@ def _set(proto: Any, sizes: Sizes | None) -> None:
 
 
 def filled(sizes: Sizes, size: int) -> list[int]:
-    """A shape with `size` for all unknown sizes."""
+    """A shape with all unknown sizes replaced by `size`."""
     return [size if known is None else known for known in sizes]
 
 
 def merged(first: Sizes | None, second: Sizes | None) -> Sizes | None:
-    """The first shape, with the sizes of the second one where the first leaves them unknown."""
+    """The first shape, with its unknown sizes taken from the second one."""
     if first is None or second is None or len(first) != len(second):
         return second if first is None else first
     return [there if here is None else here for here, there in zip(first, second, strict=True)]
@@ -216,11 +216,11 @@ _BY_DATA = frozenset(
 
 
 def _tells_more(op: tf.Operation) -> bool:
-    """Whether what `op` reads may tell of its outputs what TensorFlow does not infer."""
+    """Whether we may know more about the output shapes of `op` than TensorFlow infers."""
     if op.type in _BY_DATA:
         return any(not t.shape.is_fully_defined() for t in op.outputs)
     if calls.calls(op) and (op.type in calls.BRANCHES or calls.is_plain_call(op)):
-        # A size, or what is known of one, may be among its results.
+        # An integer result may be a size.
         plain = [t for t in op.outputs if t.dtype not in (tf.resource, tf.variant)]
         return any(
             not t.shape.is_fully_defined() or t.dtype.is_integer or t.dtype.is_bool for t in plain
@@ -229,11 +229,10 @@ def _tells_more(op: tf.Operation) -> bool:
 
 
 def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
-    """The likely shapes of the outputs of an op whose data tell them.
+    """The likely output shapes of an op whose output shapes depend on data.
 
-    The parts of a partition and ragged rows are taken to be of equal size, a mask to leave all in,
-    and the places that are stitched together, and the values that are to be unique, to differ from
-    each other.
+    We assume that the parts of a partition, and ragged rows, are of equal size; that a mask is true
+    everywhere; and that indices to stitch, and values to make unique, are all different.
     """
     if any(sizes is None or None in sizes for sizes in inputs):
         return []
@@ -257,11 +256,11 @@ def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
 
 
 def taken(bodies: list[tf.Graph], which: Any) -> list[tf.Graph]:
-    """Of some branches the one of that index, where it is known; one that is not there is the last.
+    """The branch that is taken, if the index is known; else all. An invalid index means the last.
 
     Args:
         bodies: the branches; of an `If`, that for `True` comes last.
-        which: the value of what decides; None where nobody knows.
+        which: the value of the index or condition; None if unknown.
     """
     if which is None or not bodies:
         return bodies
@@ -269,7 +268,7 @@ def taken(bodies: list[tf.Graph], which: Any) -> list[tf.Graph]:
 
 
 def _largest(bodies: Sequence[tf.Graph], inputs: Sequence[Sizes | None]) -> list[Sizes | None]:
-    """Of each output the shape in the branch in which it is largest, where shapes are known."""
+    """For each output, its shape in the branch in which it is largest."""
     by_branch: list[list[Sizes | None]] = []
     for body in bodies:
         passed = zip(body.inputs, inputs, strict=True)

@@ -1,4 +1,4 @@
-"""`tf.function`s that a step calls become part of its graph, so that they can be planned."""
+"""Inlines the `tf.function`s that a step calls, so that they are planned with it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from memory_saving_gradients.graph import tf_private
 
 _lock = threading.Lock()
 _within = threading.local()  # `depth`: how many `inlined_calls` this thread is in
-_users = 0  # threads and depths, all together
-_original: Callable | None = None  # what calls a `tf.function` when nobody is within
+_users = 0  # the sum of the depths of all threads
+_original: Callable | None = None  # TensorFlow's own `__call__` of a `tf.function`
 
 
 @contextlib.contextmanager
 def inlined_calls() -> Iterator[None]:
     """Within it, a `tf.function` that this thread calls in a graph runs its Python body there.
 
-    A call would be one op, whose gradient keeps all of its activations. Functions that are compiled
-    by themselves (`jit_compile=True`) and saved ones are called as ever.
+    A call would be a single op, whose gradient keeps all activations inside. Functions with their
+    own `jit_compile=True` and functions of saved models are still called.
     """
     _enter()
     _within.depth = getattr(_within, "depth", 0) + 1
@@ -67,7 +67,7 @@ def _calling(original: Callable) -> Callable:
 
 
 def _scope(called: Callable) -> str:
-    """A scope's name for what is called: `_block`, a lambda, a partial, any object."""
+    """The scope name for a callable: a function `_block`, a lambda, a partial, any object."""
     while isinstance(called, functools.partial):
         called = called.func
     name = getattr(called, "__name__", type(called).__name__)
@@ -75,5 +75,5 @@ def _scope(called: Callable) -> str:
 
 
 def _tensor(value: Any) -> Any:
-    """`tf.function` makes tensors of arrays."""
+    """The value, or the tensor that `tf.function` would make of an array."""
     return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value

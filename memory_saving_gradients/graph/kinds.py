@@ -1,6 +1,6 @@
-"""Kinds of op, as to memory: views, sources, buffers written in place, what computes much.
+"""Kinds of ops with respect to memory: views, sources, in-place kernels, expensive ops.
 
-Nothing in TensorFlow's API tells this, so the facts are tables. Each was read off the allocation
+TensorFlow's API does not tell them, so they are tables. Each entry was read off the allocation
 records of a traced run on CPU; tests/graph/test_kinds.py traces them again.
 """
 
@@ -19,19 +19,19 @@ VIEWS = frozenset(
     Bitcast Snapshot RefIdentity CheckNumerics""".split()
 )
 
-#: Their outputs are the caller's or a variable's, not the step's.
+#: Ops whose outputs belong to the caller or to a variable, not to the step.
 SOURCES = frozenset(
     "Placeholder PlaceholderV2 PlaceholderWithDefault Const VariableV2 Variable VarHandleOp "
     "ReadVariableOp".split()
 )
 
-#: Types of tensors whose bytes nobody knows, and which nobody makes twice.
+#: Dtypes of tensors of unknown size that are never recomputed.
 HANDLES = frozenset({tf.resource, tf.string})
 
 #: Ops that read only the shape of their inputs.
 SHAPE_ONLY = frozenset({"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"})
 
-#: Ops whose kernel may write its output over an input of the same size that dies with them.
+#: Ops whose kernel may write the output over an input of equal size that nothing else reads later.
 IN_PLACE = frozenset(
     """Abs Add AddN AddV2 BiasAdd Ceil ClipByValue Cos Div DivNoNan Elu EluGrad Erf Erfc Exp Expm1
     Floor InvGrad Inv LeakyRelu LeakyReluGrad Log Log1p LogSoftmax MatrixBandPart Maximum Minimum
@@ -42,7 +42,7 @@ IN_PLACE = frozenset(
     TanhGrad Xdivy Xlogy""".split()
 )
 
-#: Ops that hand on an operand where the other one is, throughout, this value; which they may.
+#: Ops that return an operand unchanged if all elements of the other are this value; which operands.
 _NEUTRAL: dict[str, tuple[int, tuple[int, ...]]] = {
     **dict.fromkeys(["Mul", "MulNoNan"], (1, (0, 1))),
     **dict.fromkeys(["Div", "RealDiv"], (1, (0,))),
@@ -50,7 +50,7 @@ _NEUTRAL: dict[str, tuple[int, tuple[int, ...]]] = {
     "Sub": (0, (0,)),
 }
 
-#: Ops that compute: matrix products, convolutions, decompositions, transforms, calls of functions.
+#: Expensive ops: matrix products, convolutions, decompositions, transforms, calls of functions.
 #: The `speed` strategy keeps their outputs whatever the cost estimate says.
 EXPENSIVE = frozenset(
     """MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseTensorDenseMatMul SparseMatMul Einsum
@@ -64,7 +64,7 @@ EXPENSIVE = frozenset(
 )
 
 
-#: The attribute of what hands on its inputs when all of them are there: see `graph.gate`.
+#: The attribute that marks gates: see `graph.gate`.
 GATE = "_memory_saving_gate"
 
 
@@ -76,7 +76,7 @@ _GATES = frozenset({"StatelessWhile", "XlaOptimizationBarrier"})
 
 
 def shown_input(op: tf.Operation, output: int) -> int | None:
-    """The input whose buffer an output of `op` shows, or None where it has one of its own."""
+    """The input whose buffer an output of `op` shares as a view; None if it has its own."""
     if op.type == "IdentityN" or is_gate(op):
         return output
     if op.type in VIEWS or (op.type == "Unpack" and op.get_attr("axis") == 0):
@@ -85,7 +85,7 @@ def shown_input(op: tf.Operation, output: int) -> int | None:
 
 
 def showing(op: tf.Operation, tensor: tf.Tensor) -> Iterator[tf.Tensor]:
-    """The outputs of `op` that show `tensor`."""
+    """The outputs of `op` that are views of `tensor`."""
     for i, output in enumerate(op.outputs):
         shown = shown_input(op, i)
         if shown is not None and op.inputs[shown] is tensor:
@@ -93,10 +93,10 @@ def showing(op: tf.Operation, tensor: tf.Tensor) -> Iterator[tf.Tensor]:
 
 
 def _handed_on(op: tf.Operation) -> int | None:
-    """The operand that a sum or product hands on, as the other one is neutral.
+    """The operand that a sum or product returns unchanged, as the other one is neutral.
 
-    Grappler's constant folding (and XLA) takes such an op out: x * 1, x / 1, x + 0, x - 0. In a
-    graph of reference variables it makes a copy of x instead, if the step updates one.
+    Grappler's constant folding (and XLA) removes such an op: x * 1, x / 1, x + 0, x - 0. In a graph
+    with reference variables it may copy x instead, so there we assume nothing.
     """
     if op.graph not in _handed_on_in:
         _handed_on_in[op.graph] = None if tf_private.has_references(op.graph) else {}
@@ -115,13 +115,13 @@ def _handed_on(op: tf.Operation) -> int | None:
     return known[op.name]
 
 
-#: By graph: what `_handed_on` has told, by op; None for graphs of reference variables.
+#: By graph: the results of `_handed_on`, by op; None for graphs with reference variables.
 _handed_on_in: weakref.WeakKeyDictionary[tf.Graph, dict[str, int | None] | None]
 _handed_on_in = weakref.WeakKeyDictionary()
 
 
 def _fits_into(shape: tf.TensorShape, other: tf.TensorShape) -> bool:
-    """Whether what is broadcast to both shapes has the other one."""
+    """Whether broadcasting `shape` to `other` gives `other`."""
     if shape.rank is None or other.rank is None or shape.rank > other.rank:
         return False
     pairs = zip(shape[::-1], other[::-1], strict=False)
@@ -134,10 +134,10 @@ def _is_all(op: tf.Operation, value: int) -> bool:
 
 
 def is_of_the_step(op: tf.Operation) -> bool:
-    """Whether the outputs of `op` are made in a step, and no one else's.
+    """Whether the outputs of `op` are buffers of the step.
 
-    A variable that is gathered from, or scattered to, is copied wherever it is read as a whole
-    (`EnsureSparseVariableAccess`): the tied embedding of a language model.
+    Reading a variable as a whole makes a copy if it is also gathered from or scattered to
+    (`EnsureSparseVariableAccess`), such as the tied embedding of a language model.
     """
     if op.type == "ReadVariableOp":
         kinds = {reader.type for reader in op.inputs[0].consumers()}
@@ -146,7 +146,7 @@ def is_of_the_step(op: tf.Operation) -> bool:
 
 
 def owner(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor whose buffer `tensor` shows, itself if it has one of its own."""
+    """The tensor of which `tensor` is a view; `tensor` itself if it has its own buffer."""
     while (shown := shown_input(tensor.op, tensor.value_index)) is not None:
         tensor = tensor.op.inputs[shown]
     return tensor

@@ -1,7 +1,7 @@
-"""A loop and its gradient as TensorFlow makes them, and what of a round can be computed again.
+"""A loop and its gradient as TensorFlow makes them, and what of a round can be recomputed.
 
-For its gradient a loop pushes what each round computes to lists, one for each tensor; the loop that
-is its gradient pops them, the last round first. What is not of this pattern stays as it is.
+For its gradient a loop pushes the values of each round to lists, one for each tensor; the gradient
+is a loop that pops them, the last round first. Loops that do not match this pattern stay unchanged.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
 
-#: Where TensorFlow puts them among the inputs of a loop and of its gradient.
+#: The indices of these inputs of a loop (the first two) and of its gradient.
 _COUNTER, MOST_ROUNDS, _ROUNDS = 0, 1, 2
 
 
 class StaysPlain(Exception):
-    """Nothing of a loop can be computed again; the message says why."""
+    """The rounds of a loop cannot be recomputed; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What to begin with to compute a round again.
+    """The tensors from which a round can be recomputed.
 
     Attributes:
-        states: which inputs of the body: those that rounds change.
-        invariants: which inputs of the body: those that no round changes.
-        once: tensors of the body that must not be made twice.
-        reads: tensors of the body that variables are read to: name to the input that the variable
-            is.
+        states: inputs of the body that rounds change, by index.
+        invariants: inputs of the body that no round changes, by index.
+        once: tensors of the body that must not be computed twice.
+        reads: values of variables that the body reads: name to the index of the variable's input.
     """
 
     states: tuple[int, ...]
@@ -47,16 +46,17 @@ class LoopPair:
     Attributes:
         forward: the loop.
         backward: its gradient.
-        condition: the function that tells whether the loop goes on.
-        body: what a round of the loop runs.
-        gradient: what a round of the gradient runs.
-        gradient_condition: the function that tells whether the gradient goes on.
-        elements: which outputs of the loop are lists for its gradient, and what a round pushes.
-        popped: which input of the gradient is which of these lists.
-        again: the lists whose elements can be computed again.
-        to_begin: what one round needs for it.
-        to_go_on: what it needs to compute all rounds from the states of the first.
-        sums: names of sums of three and more terms in a round, which are equal to rounding when
+        condition: the function of the loop's condition.
+        body: the function of a round of the loop.
+        gradient: the function of a round of the gradient.
+        gradient_condition: the function of the gradient's condition.
+        elements: by output of the loop that is a list for its gradient, the tensor that a round
+            pushes to it.
+        popped: by input of the gradient that is such a list, the output of the loop.
+        again: the lists whose elements can be recomputed, by output.
+        to_begin: what a round needs to recompute them on its own.
+        to_go_on: what it needs if rounds are recomputed one after another, from an earlier state.
+        sums: names of sums of three or more terms in a round, which agree only up to rounding when
             they run again: see `_long_sums`.
     """
 
@@ -79,18 +79,18 @@ class LoopPair:
 
 
 def hands_on(body: Any, index: int) -> bool:
-    """Whether a round of a loop hands on a loop variable, unchanged."""
+    """Whether a round of a loop passes a loop variable on unchanged."""
     return kinds.owner(body.outputs[index]) is body.inputs[index]
 
 
 def gradients_of_loops(operations: Iterable[tf.Operation]) -> dict[tf.Operation, tf.Operation]:
-    """The gradients of loops among some ops, each with that loop."""
+    """The gradients of loops among some ops, each with its loop."""
     pairs = ((op, loop_behind(op)) for op in operations)
     return {op: loop for op, loop in pairs if loop is not None}
 
 
 def loop_behind(op: tf.Operation) -> tf.Operation | None:
-    """The loop whose gradient `op` is, a loop of as many rounds as that one took; else None."""
+    """The loop whose gradient `op` is, recognised by its number of rounds; else None."""
     if op.type not in calls.LOOPS or kinds.is_gate(op) or len(op.inputs) <= _ROUNDS:
         return None
     counted = kinds.owner(op.inputs[_ROUNDS])
@@ -103,10 +103,10 @@ def pair_of(forward: tf.Operation, backward: tf.Operation) -> LoopPair:
 
     Args:
         forward: the loop.
-        backward: the one of its `gradients_of_loops`.
+        backward: its gradient, of `gradients_of_loops`.
 
     Raises:
-        StaysPlain: they are not as TensorFlow makes them, or nothing could be computed again.
+        StaysPlain: they do not match the pattern, or nothing can be recomputed.
     """
     if backward.type != "StatelessWhile":
         raise StaysPlain("its gradient has effects or reads variables")
@@ -151,7 +151,7 @@ def pair_of(forward: tf.Operation, backward: tf.Operation) -> LoopPair:
 
 
 def _lists(forward: tf.Operation, backward: tf.Operation, body: Any) -> dict[int, tf.Tensor]:
-    """The outputs of a loop that are lists for one gradient alone, and what a round pushes."""
+    """The outputs of a loop that are lists for this gradient only, and what a round pushes."""
     elements = {}
     for i, output in enumerate(body.outputs):
         pushed = kinds.owner(output)
@@ -167,7 +167,7 @@ def _lists(forward: tf.Operation, backward: tf.Operation, body: Any) -> dict[int
 
 
 def _only_popped(gradient: Any, index: int) -> bool:
-    """Whether a round of a gradient pops a list once, and does nothing else with it."""
+    """Whether a round of a gradient only pops a list, once."""
     readers = gradient.inputs[index].consumers()
     return (
         len(readers) == 1
@@ -177,10 +177,11 @@ def _only_popped(gradient: Any, index: int) -> bool:
 
 
 def _long_sums(body: Any) -> list[str]:
-    """The sums of a round that are, or Grappler makes, an `AddN` of three and more terms.
+    """The sums of a round that are an `AddN` of three or more terms, or that Grappler makes one.
 
-    It takes sums of one shape together where only the next one reads them. The kernel begins with
-    the first term whose buffer nobody else holds: a list for the gradient is such a holder.
+    Grappler merges sums of the same shape if each is read only by the next one. The kernel of the
+    `AddN` starts from the first term whose buffer nothing else holds, such as a list for the
+    gradient.
     """
     sums = dict.fromkeys(o for o in body.get_operations() if o.type in ("Add", "AddV2", "AddN"))
     return [
@@ -200,7 +201,7 @@ def _long_sums(body: Any) -> list[str]:
 
 
 class _Rounds:
-    """What a round of a loop makes of what, and what may be made twice."""
+    """The dependencies within a round of a loop, and which tensors may be computed twice."""
 
     def __init__(self, forward: tf.Operation, body: Any, elements: dict[int, tf.Tensor]) -> None:
         self._body = body
@@ -208,7 +209,7 @@ class _Rounds:
         self._pushes = {kinds.owner(body.outputs[i]).op for i in elements}
         self._invariant = {i for i in range(len(body.inputs)) if hands_on(body, i)}
         read_only = tf_private.read_only_inputs(forward)
-        #: what variables are read to that no round writes to: name to the input of the body
+        #: values of variables that no round writes to: name to the input of the body
         self._reads = {
             op.outputs[0].name: i
             for op in body.get_operations()
@@ -216,16 +217,16 @@ class _Rounds:
             and (i := self._index.get(kinds.owner(op.inputs[0]).name)) in self._invariant
             and i in read_only
         }
-        #: what is made of something that must not be made twice, such as random numbers
+        #: ops that depend on something that must not be computed twice, such as random numbers
         self._drawn: set[tf.Operation] = set()
         for op in body.get_operations():
             if any(t.op in self._drawn or not self.repeats(t) for t in op.inputs):
                 self._drawn.add(op)
 
     def repeats(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor of the body can be made twice, without what else a round makes.
+        """Whether a tensor of the body can be recomputed.
 
-        A mask that is made of random numbers takes fewer bytes than those, so it is kept.
+        A mask that is computed from random numbers takes fewer bytes than those, so it is kept.
         """
         op = tensor.op
         if op.type == "Placeholder" or tensor.name in self._reads:
@@ -235,11 +236,11 @@ class _Rounds:
         return calls.may_repeat(op) and not (tensor.dtype == tf.bool and op in self._drawn)
 
     def start(self, wanted: Iterable[tf.Tensor], alone: bool) -> Start:
-        """What some tensors of a round are made from.
+        """The tensors from which some tensors of a round can be recomputed.
 
         Args:
             wanted: tensors of the body.
-            alone: whether one round is computed, not one after the other.
+            alone: whether the round is recomputed on its own, not after the rounds before it.
         """
         states, invariants, reads, seen = set[int](), set[int](), {}, set[str]()
         once: dict[str, tf.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Which op waits for which in a graph."""
+"""Which ops of a graph wait for which others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def waits_for(op: tf.Operation) -> set[tf.Operation]:
 
 
 def leading_to(wanted: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """These ops and all that they are made of, by data alone, as a walk back finds them."""
+    """These ops and all that they depend on by data, in the order of a walk backwards."""
     reached: dict[tf.Operation, None] = {}
     waiting = [*wanted]
     while waiting:
@@ -37,13 +37,13 @@ def leading_to(wanted: Iterable[tf.Operation]) -> list[tf.Operation]:
 def dependencies(
     wanted: Iterable[tf.Operation], within: Callable[[tf.Operation], bool] = lambda op: True
 ) -> nx.DiGraph:
-    """The ops that ops wait for, with an edge from each to those that wait for it.
+    """The ops and all that they wait for, with an edge from each op to those that wait for it.
 
-    What goes back to the start of a v1 loop would close a cycle: what leaves the loop waits for it.
+    The back edges of a v1 loop would close a cycle; instead the exits of the loop wait for them.
 
     Args:
         wanted: the ops to begin with.
-        within: tells which ops belong to the step; others are left out.
+        within: whether an op belongs to the step; others are left out.
     """
     graph = nx.DiGraph()
     waiting = list(dict.fromkeys(wanted))
@@ -67,9 +67,9 @@ def dependencies(
 
 
 def depends_on_time(op: tf.Operation) -> bool:
-    """Whether `op` rounds in another way if other readers of its inputs have not run yet.
+    """Whether the rounding of `op` depends on which other readers of its inputs have run.
 
-    The kernel of an `AddN` begins with the first term that nobody else will read.
+    The kernel of an `AddN` starts from the first term that no other op will still read.
     """
     return op.type == "AddN" and len(op.inputs) > 2
 
@@ -85,7 +85,7 @@ def check_acyclic(
 
     Args:
         graph: the graph.
-        merged: ops that become one before they run, each with one that stands for them all.
+        merged: ops that the runtime merges into one, each with the representative of its group.
     """
     before: dict[tf.Operation, set[tf.Operation]] = {}
     for op in graph.get_operations():
@@ -100,7 +100,7 @@ def check_acyclic(
         raise CycleError(f"{len(cycle) - 1} ops in a cycle: {shown} ...") from None
 
 
-_SHOWN = 8  # ops of a cycle
+_SHOWN = 8  # ops of a cycle in the message
 
 
 def _frame(op: tf.Operation) -> bytes:
@@ -119,7 +119,7 @@ def readers_through_views(tensor: tf.Tensor) -> Iterator[tf.Operation]:
 
 
 def of_new_variables(graph: tf.Graph) -> set[tf.Operation]:
-    """The ops that make the first values of variables that a trace creates, and assign them.
+    """The ops that compute and assign the initial values of variables that a trace creates.
 
     `tf.function` lifts these ops out of the trace, with all that they wait for.
     """

@@ -1,4 +1,4 @@
-"""Where an op comes from, in words that the user knows: a layer's path, or a line of code."""
+"""Where an op comes from, in the user's terms: the path of a layer, or a line of code."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import tensorflow as tf
 
 _OURS = str(Path(__file__).parents[1])
 
-# What gradient functions put before the name of the op that they differentiate.
+# The prefix of names of gradient ops; the name of the op that they differentiate follows.
 _PREFIX = re.compile(r"^(.*/)?(gradient_tape|gradients(_\d+)?)/")
 
 
 def origin(op: tf.Operation) -> str:
-    """The scope that `op` was made in (in Keras the path of its layer), or else the user's line.
+    """The scope in which `op` was created (in Keras the path of its layer), else the user's line.
 
-    Of the gradient of an op it is that of the op; of a sum of gradients, that of the first.
+    The gradient of an op has the origin of that op; a sum of gradients that of its first term.
 
     Args:
         op: any op.
 
     Returns:
-        The origin; an empty string where nothing tells it.
+        The origin; an empty string if it is unknown.
 
     Example:
         >>> with tf.Graph().as_default(), tf.name_scope("block_1"):
@@ -41,8 +41,8 @@ def origin(op: tf.Operation) -> str:
 def _differentiated(op: tf.Operation) -> tf.Operation:
     """The op whose gradient `op` computes; `op` itself if it is no gradient.
 
-    Where the name does not tell, it is the activation that the gradient reads, or what the gradient
-    that it begins with differentiates.
+    If the name does not tell, it is the op of an activation that `op` reads, or else the op that
+    its first input differentiates.
     """
     while match := _PREFIX.match(op.name) or op.type == "AddN":
         if match is not True and (named := _longest_name(op, op.name[match.end() :])):
@@ -58,7 +58,7 @@ def _differentiated(op: tf.Operation) -> tf.Operation:
 
 
 def _longest_name(op: tf.Operation, path: str) -> tf.Operation | None:
-    """The op that the path names, or the longest part of it that names one."""
+    """The op that the longest possible beginning of a path names."""
     parts = [part.removesuffix("_grad") for part in path.split("/")]
     for length in range(len(parts), 0, -1):
         with contextlib.suppress(KeyError):
@@ -67,7 +67,7 @@ def _longest_name(op: tf.Operation, path: str) -> tf.Operation | None:
 
 
 def _line(op: tf.Operation) -> str:
-    """The innermost line that made `op` and lies in the user's code."""
+    """The innermost line of the user's code that created `op`."""
     libraries = [os.path.dirname(tf.__file__), _OURS]
     libraries += [
         os.path.dirname(sys.modules[name].__file__ or "")

@@ -13,21 +13,21 @@ from memory_saving_gradients.graph.shapes import Shapes
 
 #: The attribute of a loop that tells how many rounds are expected.
 ROUNDS = "_memory_saving_rounds"
-# The rounds of a loop whose length the graph does not tell.
+# The rounds of a loop whose number the graph does not tell.
 _NOMINAL_ROUNDS = 16
-_SIGNS = {"Add": 1, "AddV2": 1, "Sub": -1}  # what a step is added with
+_SIGNS = {"Add": 1, "AddV2": 1, "Sub": -1}  # of the number that each round adds to the counter
 _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
 
 
 def expected_rounds(op: tf.Operation, shapes: Shapes) -> int:
-    """How often a loop goes round, as far as it can be foretold.
+    """The number of rounds that a loop is expected to run.
 
     Args:
         op: any op.
         shapes: the shapes of its graph.
 
     Returns:
-        The rounds; a nominal number where nothing tells it; 1 for what is no loop.
+        The rounds; a nominal number if they are unknown; 1 if `op` is no loop.
     """
     if op.type not in calls.LOOPS:
         return 1
@@ -36,7 +36,7 @@ def expected_rounds(op: tf.Operation, shapes: Shapes) -> int:
 
 
 def counted_rounds(op: tf.Operation, shapes: Shapes) -> int | None:
-    """The rounds of a loop whose condition compares a counter with a known number, else None."""
+    """The rounds of a loop whose condition compares a counter with a known number; else None."""
     if kinds.is_gate(op):
         return 0
     if ROUNDS in op.node_def.attr:
@@ -58,7 +58,7 @@ def counted_rounds(op: tf.Operation, shapes: Shapes) -> int | None:
 
 
 def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int | None:
-    """How often a comparison in the condition of a loop holds; None where nothing tells it."""
+    """How many rounds a comparison in the condition of a loop holds; None if unknown."""
     (body,) = calls.bodies(op)
     low, high = (_known(op, t, shapes) for t in comparison.inputs)
     up, down = (_step(op, body, t, shapes) for t in comparison.inputs)
@@ -69,7 +69,7 @@ def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int 
     or_equal = comparison.type.endswith("Equal")
     if low > high or (low == high and not or_equal):
         return 0
-    nearer = up - down  # by so much the two come nearer to each other in a round
+    nearer = up - down  # by how much each round brings the two closer
     passed = (high - low) / nearer if nearer > 0 else math.inf
     if not math.isfinite(passed):
         return None
@@ -77,14 +77,14 @@ def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int 
 
 
 def _known(op: tf.Operation, tensor: tf.Tensor, shapes: Shapes) -> float | None:
-    """The number that a tensor of a loop's functions is when the loop begins."""
+    """The value of a tensor of a loop's functions when the loop begins; None if unknown."""
     place = _place(tensor)
     known = tf_private.constant(tensor) if place is None else shapes.constant(op.inputs[place])
     return None if known is None or np.ndim(known) else np.asarray(known).item()
 
 
 def _step(op: tf.Operation, body: tf.Graph, tensor: tf.Tensor, shapes: Shapes) -> float | None:
-    """By how much a tensor of a loop's functions is larger after a round; None if it varies."""
+    """By how much a tensor of a loop's functions grows in a round; None if that varies."""
     place = _place(tensor)
     if place is None:
         return 0
@@ -103,7 +103,7 @@ def _step(op: tf.Operation, body: tf.Graph, tensor: tf.Tensor, shapes: Shapes) -
 
 
 def _place(tensor: tf.Tensor) -> int | None:
-    """Which input of its function a tensor shows; None for another tensor."""
+    """The index of the function's input that a tensor is, or is a view of; else None."""
     shown = kinds.owner(tensor)
     return next(
         (i for i, placeholder in enumerate(tensor.graph.inputs) if placeholder is shown), None

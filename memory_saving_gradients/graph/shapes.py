@@ -15,24 +15,24 @@ from memory_saving_gradients.graph import calls
 from memory_saving_gradients.graph.inferred import Inferred, Sizes, filled, merged, taken, told
 from memory_saving_gradients.graph.tf_private import Refusal, constant
 
-#: The sizes that may stand for a dimension that the graph leaves unknown (the batch, mostly); the
-#: first that the graph's reshapes can divide is taken. Large enough that activations outweigh the
+#: The sizes assumed for dimensions that the graph leaves unknown (mostly the batch): the first one
+#: that the graph's reshapes can divide. They are large enough for activations to outweigh the
 #: gradients of weights, as they do where memory is short.
 NOMINAL_SIZES = (128, 840)
 
 
 class WrongSize(Refusal, ValueError):
-    """A size that was given contradicts the graph."""
+    """A given size contradicts the graph."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InputSizes:
-    """What is known of the inputs of a step beside what its graph says.
+    """What is known of the shapes of a step's inputs, in addition to its graph.
 
     Attributes:
         batch: the first dimension of all inputs for which the graph leaves it unknown.
         shapes: whole shapes of inputs, by the name of the op.
-        assumed: whether nobody said so.
+        assumed: whether these sizes are assumed by us, not given by the user.
     """
 
     batch: int | None = None
@@ -40,14 +40,14 @@ class InputSizes:
     assumed: bool = False
 
     def of(self, name: str, shape: Sizes | None) -> Sizes | None:
-        """What is said of the shape of an input, of which the graph knows `shape`."""
+        """The shape of an input, whose shape in the graph is `shape`."""
         stated = dict(self.shapes).get(name)
         if stated is not None or not shape:
             return shape if stated is None else list(stated)
         return [self.batch if shape[0] is None else shape[0], *shape[1:]]
 
     def times(self, factor: int, batch: int) -> InputSizes:
-        """The same for a batch so many times as large as `batch`, which nobody said."""
+        """The same for a batch `factor` times as large as `batch`, assumed."""
         shapes = tuple(
             (name, (factor * batch, *sizes[1:]) if sizes[:1] == (batch,) else sizes)
             for name, sizes in self.shapes
@@ -55,16 +55,16 @@ class InputSizes:
         return InputSizes(factor * batch, shapes, assumed=True)
 
     def inside(self) -> InputSizes:
-        """What that says of a function that the step calls: its inputs may be anything."""
+        """The sizes to assume in a function that the step calls, whose inputs may be anything."""
         return InputSizes(self.batch, assumed=True)
 
 
 def bytes_of(shape: Sequence[int | None], dtype: Any) -> int:
-    """The bytes of a tensor of that shape; an unknown size counts as one."""
+    """The bytes of a tensor of a shape; an unknown size counts as one."""
     return math.prod(filled(shape, 1)) * tf.as_dtype(dtype).size
 
 
-#: No size is known beside the graph.
+#: Nothing is known in addition to the graph.
 NOTHING_GIVEN = InputSizes()
 
 
@@ -74,15 +74,15 @@ class Shapes:
     Args:
         operations: the ops of the step, of one graph.
         given: what is known of its inputs.
-        known: the shapes of inputs of a function, by name, where what calls it tells them.
+        known: in a function, the shapes of its inputs by name, as far as the caller knows them.
 
     Attributes:
         given: the same.
-        batch_size: the size that stands for the first dimension of inputs where the graph leaves
-            that unknown; None if it leaves none.
+        batch_size: the size used for the first dimension of inputs if the graph leaves it unknown;
+            None if the graph knows all.
 
     Raises:
-        WrongSize: what somebody said of the inputs contradicts the graph.
+        WrongSize: a given size contradicts the graph.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Shapes:
             if own and own[0] is None:
                 self.batch_size = self(op.outputs[0])[0]
                 break
-        for tensor in unknown:  # in their order, so that none asks far back
+        for tensor in unknown:  # in graph order, so that the recursion stays shallow
             self(tensor)
 
     def _infer(self, operations: Sequence[tf.Operation], known: Mapping[str, Sizes]) -> None:
-        """Makes the copy of the graph that tells the shapes."""
+        """Makes the copy of the graph on which shapes are inferred."""
         graph = operations[0].graph
         inputs = [op for op in graph.get_operations() if _is_input(op)]
         ranked = {op.name: told(op.outputs[0]) for op in inputs}
@@ -145,22 +145,22 @@ class Shapes:
         if name not in self._known:
             sizes = self._inferred_sizes(tensor)
             self._known[name] = filled(sizes, self._by_default)
-            if None in sizes:  # a loop leads back to it: that finds the size by default
+            if None in sizes:  # if a loop leads back to this tensor, it finds the default
                 self._known[name] = self._likely(tensor, sizes)
         return self._known[name]
 
     def _inferred_sizes(self, tensor: tf.Tensor) -> Sizes:
-        """The shape of `tensor` as far as TensorFlow infers it."""
+        """The shape of `tensor`, as far as TensorFlow infers it."""
         if self._inferred is not None and not tensor.shape.is_fully_defined():
             return self._inferred(tensor) or []
         return told(tensor) or []
 
     def _likely(self, tensor: tf.Tensor, sizes: Sizes) -> list[int]:
-        """The likely shape of a tensor by what it is made of, where TensorFlow does not tell it.
+        """The likely shape of a tensor, guessed from the inputs of its op.
 
         Args:
             tensor: any tensor.
-            sizes: its shape as far as it is known.
+            sizes: its shape, as far as it is known.
         """
         op = tensor.op
         if op.type in _INPUTS:
@@ -168,7 +168,7 @@ class Shapes:
         read = [t for t in op.inputs if t.dtype.size]
         if op.type in _LIKE_INPUTS:
             read = [op.inputs[tensor.value_index]]
-        if op.type in _BY_INDEX:  # as many as there are indices, not as what they are taken from
+        if op.type in _BY_INDEX:  # the size is that of the indices, not of the table
             read = [op.inputs[1]]
         largest = max((self(t) for t in read), key=math.prod, default=[])
         if op.type in _SAME_ELEMENTS:
@@ -179,14 +179,14 @@ class Shapes:
             if sizes[axis] is None:
                 unknown = [t for t in alike if self._inferred_sizes(t)[axis] is None]
                 likely[axis] = max((self(t)[axis] for t in unknown), default=None)
-        if likely.count(None) > 1:  # of two unknown sizes one is rarely as large as the other
+        if likely.count(None) > 1:  # two unknown sizes are rarely both as large as the batch
             known = math.prod(size or 1 for size in likely)
             return _spread(likely, largest, max(math.prod(largest), self._by_default * known))
         return filled(likely, self._by_default)
 
     @property
     def _by_default(self) -> int:
-        """What an unknown size is where nothing tells it: the batch, mostly."""
+        """The default for an unknown size: mostly it is the batch."""
         return self.given.batch or self._nominal_size
 
     def within(
@@ -197,9 +197,9 @@ class Shapes:
         Args:
             op: the op, of this graph.
             body: the function.
-            operations: the ops of that to look at.
+            operations: the ops of the function to look at.
         """
-        passed = [*op.inputs][-len(body.inputs) :]  # the first input of a branch tells which one
+        passed = [*op.inputs][-len(body.inputs) :]  # the first input of a branch is the condition
         known: dict[str, Sizes] = {}
         for inside, tensor in zip(body.inputs, passed, strict=True) if body.inputs else []:
             own = told(inside)
@@ -208,7 +208,7 @@ class Shapes:
         return Shapes(operations, self.given.inside(), known)
 
     def constant(self, tensor: tf.Tensor) -> Any:
-        """The value of `tensor` where constants and sizes tell it, else None."""
+        """The value of `tensor` if constants and sizes determine it, else None."""
         name = tensor.name
         if name not in self._constants:
             find = constant if self._inferred is None else self._inferred.constant
@@ -216,7 +216,7 @@ class Shapes:
         return self._constants[name]
 
     def bodies(self, op: tf.Operation) -> list[tf.Graph]:
-        """The functions that `op` may call: of branches the one that is taken, if that is known."""
+        """The functions that `op` may call; only the branch that is taken, if that is known."""
         functions = calls.bodies(op)
         return (
             taken(functions, self.constant(op.inputs[0]))
@@ -232,8 +232,8 @@ class Shapes:
 # The inputs of a graph.
 _INPUTS = ("Placeholder", "ReadVariableOp")
 
-# Ops whose outputs have the elements of their first input, and those whose outputs are each like
-# the input in the same place.
+# Ops whose output has the elements of the first input; ops whose first two inputs are a table and
+# indices; ops whose outputs are each like the input at the same index.
 _SAME_ELEMENTS = frozenset(
     "Reshape Transpose ConjugateTranspose ExpandDims Squeeze SpaceToDepth DepthToSpace".split()
 )
@@ -252,10 +252,10 @@ def _all_filled(shapes: Mapping[str, Sizes], size: int) -> dict[str, Sizes]:
 
 
 def _spread(sizes: Sizes, like: Sequence[int], elements: int) -> list[int]:
-    """A shape with so many elements, or a few more.
+    """A shape with `elements` elements, or a few more.
 
-    Of the unknown sizes the first is as large as it takes; others are those of the shape `like`,
-    from the last on, where that divides.
+    Unknown sizes are taken from the shape `like`, from the last axis on, where they divide the
+    number of elements; the first unknown size then takes the rest.
     """
     left = max(elements // max(math.prod(size for size in sizes if size is not None), 1), 1)
     first = sizes.index(None)
@@ -277,15 +277,15 @@ def _known_sizes(shapes: Mapping[str, Sizes]) -> int:
 def _fitting(
     graph: tf.Graph, known: Mapping[str, Sizes], likely: Mapping[str, Sizes]
 ) -> dict[str, Sizes]:
-    """The known shapes of inputs, with as many of the likely sizes as do not contradict the graph.
+    """The known shapes of inputs, plus as many likely sizes as do not contradict the graph.
 
     Args:
         graph: the graph.
-        known: shapes that it takes.
+        known: shapes that the graph accepts, partly unknown.
         likely: the same with all sizes.
     """
     fitting = {name: [*sizes] for name, sizes in known.items()}
-    # The first sizes, mostly the batch, come before the others.
+    # First axes, mostly the batch, come first.
     wanted = sorted(
         (axis, name, likely[name][axis])
         for name, sizes in known.items()
@@ -294,7 +294,7 @@ def _fitting(
     )
 
     def add(some: Sequence[tuple[int, str, int | None]]) -> None:
-        """Adds what fits: all at once, or else one half after the other."""
+        """Adds the sizes that fit: all at once, or else by halves."""
         for axis, name, size in some:
             fitting[name][axis] = size
         try:
@@ -311,7 +311,7 @@ def _fitting(
 
 
 def stand_in(name: str, dtype: tf.DType, sizes: Sequence[int]) -> tf.compat.v1.NodeDef:
-    """A source of known shape. Not a `Placeholder`: the estimator would make a value to feed it."""
+    """A source of known shape. The estimator would allocate a value to feed a `Placeholder`."""
     node = tf.compat.v1.NodeDef(name=name, op="ImmutableConst")
     node.attr["dtype"].type = dtype.base_dtype.as_datatype_enum
     node.attr["memory_region_name"].s = b""

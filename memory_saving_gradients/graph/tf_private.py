@@ -1,8 +1,8 @@
-"""Every private TensorFlow name that the package uses, each with what it does.
+"""All private TensorFlow names that the package uses.
 
-All of them exist in TensorFlow 2.16 to 2.21; the versions after a name say more where it is
-older. Nothing else in the package imports from `tensorflow.python` or `tensorflow.core`, or
-touches an attribute that starts with an underscore.
+All of them exist in TensorFlow 2.16 to 2.21. "2.0 on" after a name says since which version it has
+existed. Nothing else in the package imports from `tensorflow.python` or `tensorflow.core`, or uses
+an attribute that starts with an underscore.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from tensorflow.python.ops import (
 from tensorflow.python.saved_model import save
 from tensorflow.python.training import optimizer
 
-# AutoGraph converts nothing of this package. `do_not_convert` alone does not see to that: where its
-# wrapper is an argument, a `tf.function` gets what it wraps. `autograph.core.config`: 2.0 on.
+# AutoGraph is not to convert this package. `do_not_convert` is not enough: a wrapper that is passed
+# to `tf.function` as an argument is unwrapped. `autograph.core.config`: 2.0 on.
 _OURS = config.DoNotConvert(__name__.partition(".")[0])
 config.CONVERSION_RULES = (_OURS, *config.CONVERSION_RULES)
 
 
 class Refusal(Exception):
-    """What was asked for cannot be had. It arrives as it was raised, from wherever that was.
+    """A request of the user cannot be met. The error reaches the user with its own type.
 
-    AutoGraph makes an error of another type of what it does not know, unless that has
-    `ag_pass_through` (`autograph.impl.api`: 2.2 on); so does a Keras layer that is being called,
-    unless it has `_keras_call_info_injected` (`traceback_utils`: Keras 2.7 on).
+    AutoGraph replaces unknown errors by another type, unless they have `ag_pass_through`
+    (`autograph.impl.api`: 2.2 on); so does a Keras layer that is being called, unless they have
+    `_keras_call_info_injected` (`traceback_utils`: Keras 2.7 on).
     """
 
     ag_pass_through = True
@@ -74,7 +74,7 @@ _SEED = re.compile(r"(^|/)grad_ys_\d+|^(?!.*(_grad|gradient_tape)/)(.*/)?ones(_l
 
 
 def is_seed(op: tf.Operation) -> bool:
-    """Whether differentiation made `op` to hold the gradient that starts the backward pass.
+    """Whether `op` is an initial gradient, from which the backward pass starts.
 
     `gradients_util._DefaultGradYs` names these ops `<scope>/grad_ys_<i>`: 1.0 on. The tape names
     them `ones` and `ones_like`, outside the scopes of gradient functions: 2.0 on.
@@ -90,7 +90,7 @@ def in_xla(graph: tf.Graph) -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
-#: The class of what `tf.function` makes: 2.0 on.
+#: The class of the objects that `tf.function` returns: 2.0 on.
 FUNCTION: Any = type(tf.function(lambda: None))
 
 
@@ -104,7 +104,7 @@ def is_compiled_apart(function: Any) -> bool:
 
 
 def body(function: Any) -> Callable[..., Any]:
-    """The Python function that a `tf.function` traces, converted if it would be.
+    """The Python function that a `tf.function` traces, converted by AutoGraph if that is enabled.
 
     `Function._autograph` and `ag_ctx.ControlStatusCtx`: 2.0 on.
     `autograph_util.py_func_from_autograph`: 2.12 on.
@@ -120,7 +120,7 @@ def body(function: Any) -> Callable[..., Any]:
 
 
 def optimization_barrier(tensor: tf.Tensor) -> tf.Tensor:
-    """`tensor`, which XLA computes as it is. `gen_xla_ops.xla_optimization_barrier`: 2.9 on."""
+    """`tensor` behind an XLA barrier. `gen_xla_ops.xla_optimization_barrier`: 2.9 on."""
     return gen_xla_ops.xla_optimization_barrier(input=[tensor])[0]
 
 
@@ -128,7 +128,7 @@ _PUBLIC = re.compile(r"tensorflow(\._api\.v2)?(\.compat\.v[12])*(\.autodiff)?")
 
 
 def temporary_bytes(program: bytes) -> int:
-    """The bytes that a compiled program takes beside its arguments, results and constants.
+    """The bytes of a compiled program's temporaries: no arguments, results or constants.
 
     Args:
         program: an `HloProto`, the stage "optimized_hlo_proto_serialized" of
@@ -148,9 +148,9 @@ def temporary_bytes(program: bytes) -> int:
 
 
 def for_stablehlo(program: bytes) -> bytes:
-    """A program that XLA has not optimised as one that StableHLO can tell.
+    """Makes an unoptimised XLA program convertible to StableHLO.
 
-    StableHLO has no `copy`; a reshape to the same shape means the same.
+    StableHLO has no `copy`, so we replace it by a reshape to the same shape.
 
     Args:
         program: an `HloModuleProto`, the stage "hlo_serialized".
@@ -164,7 +164,7 @@ def for_stablehlo(program: bytes) -> bytes:
 
 
 def captured(graph: tf.Graph) -> dict[str, tf.Tensor]:
-    """What a function that is being traced holds of outside, eager tensors alone, by placeholder.
+    """The eager tensors that a function being traced has captured, by name of the placeholder.
 
     `FuncGraph.captures`, `ops.EagerTensor`: 2.0 on.
     """
@@ -173,7 +173,7 @@ def captured(graph: tf.Graph) -> dict[str, tf.Tensor]:
 
 
 def capture(tensor: tf.Tensor) -> tf.Tensor:
-    """An eager tensor as one of the function that is being traced. `FuncGraph.capture`: 2.0 on."""
+    """Captures an eager tensor in the function being traced. `FuncGraph.capture`: 2.0 on."""
     return tf.compat.v1.get_default_graph().capture(tensor)
 
 
@@ -183,7 +183,7 @@ def not_recorded() -> contextlib.AbstractContextManager[None]:
 
 
 def is_recorded(tensor: tf.Tensor) -> bool:
-    """Whether a tape records what is made of `tensor`. `record.should_record_backprop`: 2.13 on."""
+    """Whether a tape records ops that read `tensor`. `record.should_record_backprop`: 2.13 on."""
     return bool(record.should_record_backprop([tensor]))
 
 
@@ -193,7 +193,7 @@ def a_tape_records() -> bool:
 
 
 def may_be_differentiated_again(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether tapes may record what computes the gradients by `tensors`, too.
+    """Whether tapes may also record the computation of gradients with respect to `tensors`.
 
     There are several tapes, or one that is persistent. `gradients_util.PossibleTapeGradientTypes`
     (0: no tape, 1: one): 2.1 on.
@@ -202,13 +202,13 @@ def may_be_differentiated_again(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def is_read(variable: tf.Variable) -> None:
-    """Has tapes that watch what is read watch it. `variable_accessed`: 2.0 on."""
+    """Notes a read of a variable, so that tapes watch it. `variable_accessed`: 2.0 on."""
     resource_variable_ops.variable_accessed(variable)
 
 
 @contextlib.contextmanager
 def unoptimised() -> Iterator[None]:
-    """Within it, functions that are called eagerly run as they are written, without Grappler.
+    """Within it, functions that are called eagerly run without Grappler, as written.
 
     So they round as eager ops do. `Context.function_call_options`, `context.FunctionCallOptions`:
     2.0 on.
@@ -228,12 +228,12 @@ def unoptimised() -> Iterator[None]:
 
 
 def device() -> str:
-    """The device that eager ops are asked to run on. `Context.device_name`: 2.0 on."""
+    """The device that is set for eager ops. `Context.device_name`: 2.0 on."""
     return context.context().device_name or ""
 
 
 def keras_mode() -> Any:
-    """Whether a Keras layer that is being called was told to train.
+    """The `training` argument of the Keras layer that is being called.
 
     Keras 3: `global_state`'s "current_call_ctx"; `CallContext.training` to 3.11, `get_value` since.
     """
@@ -242,18 +242,18 @@ def keras_mode() -> Any:
     return getattr(calling, "training", None)
 
 
-#: `tf.compat.v1.gradients`, taken before anyone can replace it by ours. Not from there: that module
-#: would remember what was read, and `tf.__dict__["gradients"] = ...` do nothing any more.
+#: `tf.compat.v1.gradients`, before anyone can replace it by ours. We do not read it from that
+#: module, which would cache the attribute: `tf.__dict__["gradients"] = ...` would then do nothing.
 #: `ops.gradients.gradients`: 1.0 on.
 GRADIENTS = gradients.gradients
 
 
 def gradient_functions() -> list[tuple[Any, str]]:
-    """(module, name) of all by which TensorFlow, its optimizers and Keras get or apply gradients.
+    """(module, name) of all functions by which TensorFlow and Keras compute or apply gradients.
 
-    Of `tf.compat.v1` there can be several modules (another one once `tf_keras` is imported): all
-    that are loaded count. `ops.gradients.gradients` and `eager.backprop.GradientTape` are what the
-    optimizers of `tf.compat.v1` call: 1.15 on. `training.optimizer.Optimizer` is what they are: 1.0
+    There can be several modules of `tf.compat.v1` (another one once `tf_keras` is imported): all
+    that are loaded count. The optimizers of `tf.compat.v1` call `ops.gradients.gradients` and
+    `eager.backprop.GradientTape`: 1.15 on. Their base class is `training.optimizer.Optimizer`: 1.0
     on.
     """
     public = [module for name, module in [*sys.modules.items()] if _PUBLIC.fullmatch(name)]
@@ -267,7 +267,7 @@ _defined: weakref.WeakKeyDictionary[tf.Graph, dict[str, Any]] = weakref.WeakKeyD
 
 
 def function_graph(graph: tf.Graph, name: str) -> Any:
-    """The `FuncGraph` of a function that an op of `graph` calls; None where nothing tells it.
+    """The `FuncGraph` of a function that an op of `graph` calls; None if unknown.
 
     `Graph._get_function`: 1.0 on. What that returns has the attribute `graph`: 2.12 on; a `Defun`
     has a `definition` instead: 1.0 on. `function_def_to_graph`: 1.14 on.
@@ -284,7 +284,7 @@ def function_graph(graph: tf.Graph, name: str) -> Any:
 
 
 def _called(name: str, within: Any) -> Any:
-    """A function that an op of a graph calls, of that or of one around it; None for none.
+    """A function by name, of a graph or of a graph around it; None if there is none.
 
     `Graph._get_function`: 1.0 on.
     """
@@ -320,7 +320,7 @@ def copy_function(
 
 
 def share_functions(graph: tf.Graph, other: tf.Graph) -> None:
-    """Has another graph know the functions that ops of `graph` call, and keep them alive.
+    """Adds the functions of `graph` to another graph, which also keeps them alive.
 
     `Graph._functions`: 1.0 on. `Graph._add_function_recursive`: 2.12 on.
     """
@@ -329,12 +329,12 @@ def share_functions(graph: tf.Graph, other: tf.Graph) -> None:
 
 
 def share_gradient(op: tf.Operation, copy: tf.Operation) -> None:
-    """Has the copy of a call be differentiated as that is. `_gradient_function`: 2.16 on."""
+    """Gives the copy of a call the call's gradient function. `_gradient_function`: 2.16 on."""
     copy._gradient_function = op._gradient_function
 
 
 def constant(tensor: tf.Tensor) -> Any:
-    """The value of a tensor of a graph where known shapes and constants tell it, else None.
+    """The value of a graph tensor if known shapes and constants determine it, else None.
 
     `tensor_util.try_evaluate_constant`: 2.12 on (1.13 on as a part of `smart_cond`).
     """
@@ -342,7 +342,7 @@ def constant(tensor: tf.Tensor) -> Any:
 
 
 def is_registered(op_type: str) -> bool:
-    """Whether TensorFlow has an op of that type; else it is the name of a function.
+    """Whether TensorFlow has an op of that type; else the type is the name of a function.
 
     `op_def_registry.get`: 2.0 on.
     """
@@ -355,7 +355,7 @@ def new_function_graph(name: str) -> Any:
 
 
 def function_of(body: Any, graph: tf.Graph) -> str:
-    """Adds a function to `graph`; its name. `create_new_tf_function`: 1.14 on."""
+    """Adds a function to `graph`; returns its name. `create_new_tf_function`: 1.14 on."""
     with graph.as_default():
         return control_flow_util_v2.create_new_tf_function(body)
 
@@ -382,22 +382,22 @@ def has_references(graph: tf.Graph) -> bool:
 
 
 _ends: weakref.WeakKeyDictionary[tf.Graph, tuple[Callable[[list], object], list]]
-_ends = weakref.WeakKeyDictionary()  # of the traces that are under way: what to call with what
+_ends = weakref.WeakKeyDictionary()  # by graph being traced: the function to call, and its items
 
 
 def at_end_of_trace(graph: tf.Graph, finish: Callable[[list], object], item: Any) -> bool:
-    """Has `finish` called with a list of all such items when the function in `graph` is traced.
+    """Registers an item; `finish` is called with all items when the trace of `graph` ends.
 
-    By then TensorFlow has added its automatic control dependencies, so all edges are there. An
-    error of the trace drops the items. `Graph.experimental_acd_manager`: 2.6 on.
+    By then TensorFlow has added its automatic control dependencies, so all edges are there. If the
+    trace fails, the items are dropped. `Graph.experimental_acd_manager`: 2.6 on.
 
     Args:
         graph: a graph.
-        finish: the same for every item.
-        item: an item of its list.
+        finish: the same function for every item.
+        item: the item to add to its list.
 
     Returns:
-        False, and nothing is called, if no function is being traced in `graph`.
+        False, and nothing is registered, if no function is being traced in `graph`.
     """
     if getattr(graph, "experimental_acd_manager", None) is None:
         return False
@@ -409,7 +409,7 @@ _returned: weakref.WeakKeyDictionary[tf.Graph, frozenset[str]] = weakref.WeakKey
 
 
 def returned(graph: tf.Graph) -> frozenset[str]:
-    """The names of what the function in `graph` returns, as its trace ends.
+    """The names of the tensors that the function in `graph` returns; known as its trace ends.
 
     `AutomaticControlDependencies._returned_tensors`: 2.0 on.
     """
@@ -431,17 +431,17 @@ def _end_trace(manager: Any, *exception: Any) -> None:
         finish(items)
 
 
-# A `with` looks its `__exit__` up when it begins, so this is in place before any trace.
+# A `with` statement looks up `__exit__` as it begins, so we patch it before any trace.
 auto_control_deps.AutomaticControlDependencies.__exit__ = _end_trace
 
 
 def save_without(gradient: str) -> None:
-    """Has `tf.saved_model.save` leave out a registered gradient, which has no graph to be saved.
+    """Makes `tf.saved_model.save` skip a registered gradient, which has no graph to save.
 
-    What is loaded names it still. `saved_model.save._iterate_op_types`: 2.7 on.
+    Ops of the loaded model still name it. `saved_model.save._iterate_op_types`: 2.7 on.
 
     Args:
-        gradient: the name that it is registered by.
+        gradient: the name under which it is registered.
     """
     of_function = save._iterate_op_types
 
@@ -454,15 +454,15 @@ def save_without(gradient: str) -> None:
     save._iterate_op_types = but_that_one
 
 
-_undo = threading.local()  # `edits`: what takes back the edits of this thread, newest last
+_undo = threading.local()  # `edits`: functions that undo the edits of this thread, newest last
 
 
 @contextlib.contextmanager
 def all_or_nothing() -> Iterator[list[Callable[[], object]]]:
-    """Within it, an error takes back what the functions below did to ops.
+    """Within it, an error undoes all edits of ops that were made by the functions below.
 
-    TensorFlow cannot remove ops that were made; nothing reads those. The list is of what takes back
-    the edits, to be called newest first.
+    TensorFlow cannot remove ops that were added, but nothing reads them. Yields the list of
+    functions that undo the edits, to be called newest first.
     """
     around = getattr(_undo, "edits", None)
     edits: list[Callable[[], object]] = []
@@ -480,7 +480,7 @@ def all_or_nothing() -> Iterator[list[Callable[[], object]]]:
 
 
 def can_be_undone(take_back: Callable[[], object]) -> None:
-    """Has an error within `all_or_nothing` call `take_back`."""
+    """Registers `take_back`, which an error within `all_or_nothing` calls."""
     if getattr(_undo, "edits", None) is not None:
         _undo.edits.append(take_back)
 
@@ -492,7 +492,7 @@ def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
 
 
 def reroute(tensor: tf.Tensor, other: tf.Tensor) -> None:
-    """Has all that reads a tensor read another, but for what makes that one."""
+    """Makes all readers of a tensor read another one, except for the op that makes that one."""
     for reader in tensor.consumers():
         for i, read in enumerate(reader.inputs):
             if read is tensor and reader is not other.op:
@@ -510,7 +510,7 @@ def add_control_inputs(op: tf.Operation, before: Iterable[tf.Operation]) -> None
 
 
 def colocation(op: tf.Operation) -> list[bytes]:
-    """The groups that `op` was explicitly colocated with. The attribute `_class`: 1.0 on."""
+    """The groups that `op` is explicitly colocated with. The attribute `_class`: 1.0 on."""
     try:
         return op.get_attr("_class")
     except ValueError:
@@ -523,8 +523,8 @@ def set_colocation(op: tf.Operation, groups: Sequence[bytes]) -> None:
     op._set_attr("_class", value)
 
 
-#: Attributes by which Grappler's arithmetic optimiser knows the ops that it must not merge with
-#: others into one sum or product: 1.5 on.
+#: Attributes that tell Grappler's arithmetic optimiser not to merge an op with others into one sum
+#: or product: 1.5 on.
 UNMERGED = (
     "_grappler_ArithmeticOptimizer_AddOpsRewriteStage",
     "_grappler_ArithmeticOptimizer_MinimizeBroadcasts",
@@ -543,7 +543,7 @@ def set_unmerged(op: tf.Operation) -> None:
 
 
 def traces(function: Any) -> list[Any]:
-    """The concrete functions that a `tf.function` was traced to so far.
+    """The concrete functions of a `tf.function` that have been traced so far.
 
     `Function._function_cache`: 2.13 on.
     """
@@ -563,7 +563,7 @@ def local_devices() -> list[dict]:
 
 
 class Estimator:
-    """Grappler's estimate of what the ops of a graph cost; nothing runs.
+    """Grappler's cost estimates for the ops of a graph; nothing runs.
 
     `grappler.item.Item` and `grappler.cluster.Cluster`, 1.5 on.
 
@@ -584,7 +584,7 @@ class Estimator:
         self._item = grappler_item.Item(meta_graph)
         self._device = device_properties_pb2.NamedDevice(
             name=f"/job:localhost/replica:0/task:0/device:{device['type']}:0",
-            # Nothing runs, so no graph is too large.
+            # Nothing is allocated, so no graph is too large.
             properties=device_properties_pb2.DeviceProperties(**device | {"memory_size": 2**62}),
         )
 
@@ -592,12 +592,12 @@ class Estimator:
         """The estimated seconds of one run of every node that the fetches need."""
         cluster = grappler_cluster.Cluster(devices=[self._device])
         costs, _, _ = cluster.MeasureCosts(self._item)
-        # Compute and memory time in whole nanoseconds; on a fast device a small op counts 0.
+        # Times are in whole nanoseconds: on a fast device a small op would count 0.
         return {cost.node: max(cost.compute_cost, 1) * 1e-9 for cost in costs}
 
 
 def optimized(graph_def: tf.compat.v1.GraphDef, fetches: Sequence[str]) -> tf.compat.v1.GraphDef:
-    """What Grappler makes of a graph in a session of default options; nothing runs.
+    """The graph as Grappler optimises it in a session with default options; nothing runs.
 
     `tf_optimizer.OptimizeGraph`: 1.5 on.
 
@@ -611,7 +611,7 @@ def optimized(graph_def: tf.compat.v1.GraphDef, fetches: Sequence[str]) -> tf.co
 
 
 def read_only_inputs(op: tf.Operation) -> frozenset[int]:
-    """Which inputs of a loop, branch or call are variables that it only reads.
+    """The inputs of a loop, branch or call that are variables it only reads, by index.
 
     The attribute `_read_only_resource_inputs`: 2.1 on.
     """
@@ -620,12 +620,12 @@ def read_only_inputs(op: tf.Operation) -> frozenset[int]:
 
 
 def copy_handle_data(tensor: tf.Tensor, to: tf.Tensor) -> None:
-    """Has a variant or resource tell what it holds. `copy_handle_data`: 2.2 on."""
+    """Copies the static description of what a handle holds. `copy_handle_data`: 2.2 on."""
     handle_data_util.copy_handle_data(tensor, to)
 
 
 def shape_and_dtype_of_variable(handle: tf.Tensor) -> tuple[list[int], tf.DType] | None:
-    """What a handle of a variable is of; None for another one, or where that is not known.
+    """Shape and dtype of the variable of a handle; None if it is no variable, or unknown.
 
     `handle_data_util.get_resource_handle_data`: 2.2 on.
     """
@@ -639,18 +639,18 @@ def shape_and_dtype_of_variable(handle: tf.Tensor) -> tuple[list[int], tf.DType]
 def change_loop(
     op: tf.Operation, condition: Any, body: Any, more: Sequence[tf.Tensor], parallel: int
 ) -> list[tf.Tensor]:
-    """Gives a loop other functions and more loop variables; its outputs for those.
+    """Gives a loop other functions and more loop variables; returns the outputs for those.
 
-    As `while_v2._WhileGrad` does it. `Operation._set_func_attr`, `_set_type_list_attr`,
+    `while_v2._WhileGrad` does the same. `Operation._set_func_attr`, `_set_type_list_attr`,
     `_set_shape_list_attr`, `_add_while_inputs`, `_add_outputs`: 1.13 on. The attribute
     `_num_original_outputs`: 2.0 on; `_cond_graph`, `_body_graph`: 2.1 on.
 
     Args:
         op: a `While`, in a graph.
-        condition: the function that tells whether it goes on, a `FuncGraph`.
+        condition: the function of its condition, a `FuncGraph`.
         body: the function of a round, a `FuncGraph`.
-        more: what the loop variables that are new begin with.
-        parallel: how many rounds may run side by side.
+        more: the initial values of the new loop variables.
+        parallel: how many rounds may run in parallel.
     """
     shapes = [tf.TensorShape(shape) for shape in op.get_attr("output_shapes")]
     before = len(op.outputs)
@@ -670,14 +670,14 @@ def change_loop(
 
 
 def copy_attributes(op: tf.Operation, to: tf.Operation, names: Iterable[str]) -> None:
-    """Gives an op those attributes that another one has. `Operation._set_attr`: 1.0 on."""
+    """Copies attributes, where they are set, to another op. `Operation._set_attr`: 1.0 on."""
     for name in names:
         if name in op.node_def.attr:
             to._set_attr(name, op.node_def.attr[name])
 
 
 def set_number(op: tf.Operation, name: str, value: int) -> None:
-    """Sets an attribute of ours. `Operation._set_attr` and `_clear_attr`: 1.0 on."""
+    """Sets an integer attribute. `Operation._set_attr` and `_clear_attr`: 1.0 on."""
     if name not in op.node_def.attr:
         can_be_undone(functools.partial(op._clear_attr, name))
     op._set_attr(name, attr_value_pb2.AttrValue(i=value))

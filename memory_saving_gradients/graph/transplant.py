@@ -1,4 +1,4 @@
-"""Ops of a function, copied into another graph."""
+"""Copies ops of a function into another graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stand_in(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 class MissingInput(Exception):
-    """What shall be copied needs an input of the function that nothing stands for."""
+    """An op to be copied needs an input of the function for which no replacement is known."""
 
 
 def transplanted(
@@ -32,22 +32,22 @@ def transplanted(
     waiting_for_others: bool = True,
     before: Mapping[str, tf.compat.v1.NodeDef] = types.MappingProxyType({}),
 ) -> list[tf.Tensor]:
-    """Copies what makes `wanted` from a function into the default graph.
+    """Copies the ops that compute `wanted` from a function into the default graph.
 
     Args:
         function: the function.
         wanted: tensors of it.
-        known: name of a tensor of the function to what stands for it.
-        also: ops to copy as well, with what they need.
-        waiting_for_others: whether what a copied op waits for by a control edge is copied, too;
-            else it waits for that only if it is copied anyway.
-        before: by name, ops to copy as they were before the function was edited.
+        known: by name of a tensor of the function, the tensor to use instead.
+        also: ops to copy as well, with all that they depend on.
+        waiting_for_others: whether ops that a copied op waits for by a control edge are copied,
+            too; else it waits only for those that are copied anyway.
+        before: by name, the nodes of ops as they were before the function was edited.
 
     Returns:
-        What stands for the tensors wanted.
+        The tensors that correspond to `wanted`.
 
     Raises:
-        MissingInput: a placeholder is needed that nothing stands for.
+        MissingInput: a placeholder is needed that is not in `known`.
     """
     nodes: dict[str, tf.compat.v1.NodeDef] = {}
     controls: list[tuple[str, tf.Operation]] = []
@@ -108,10 +108,10 @@ def _tensor(text: str) -> str:
 
 
 def _call_copies(nodes: Iterable[tf.compat.v1.NodeDef], within: tf.Graph, graph: tf.Graph) -> None:
-    """Has loops and branches that are copied from one graph to another call functions of their own.
+    """Makes copied loops and branches call copies of their functions.
 
-    To differentiate one, TensorFlow makes it another that hands on more, and names the functions of
-    that after those of the first: of two copies that share theirs, it would make two of one name.
+    To differentiate a loop or branch, TensorFlow creates functions with more outputs and names them
+    after the old ones. For two copies that share their functions these names would collide.
     """
     inside = functools.partial(_call_copies, within=within, graph=graph)
     for node in nodes:

@@ -22,7 +22,7 @@ _LIKE_LISTS = frozenset({"TensorListPopBack", "TensorListResize", "Identity", "Z
 
 
 def passed_on(op: tf.Operation, output: int) -> int | None:
-    """The input that a loop hands on as an output, unchanged; None for what a round makes."""
+    """The input that a loop returns unchanged as this output; None if rounds change it."""
     bodies = calls.bodies(op) if op.type in calls.LOOPS else []
     if not bodies:
         return None
@@ -31,12 +31,12 @@ def passed_on(op: tf.Operation, output: int) -> int | None:
 
 
 def held_bytes(tensor: tf.Tensor, shapes: Shapes, without: Container[int] = ()) -> int:
-    """The bytes that a variant holds: a list of tensors, or an optional one.
+    """The bytes that a variant holds: a list of tensors, or an optional tensor.
 
     Args:
         tensor: a tensor of dtype variant.
         shapes: the shapes of its graph.
-        without: the lists of the same loop that are thought away, by output.
+        without: outputs of the same loop that are lists to be ignored, by index.
 
     Returns:
         Bytes; 0 for other variants.
@@ -78,10 +78,10 @@ def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
 def _collected(
     body: tf.Graph, collection: tf.Tensor, outputs: Iterable[tf.Tensor], shapes: Shapes
 ) -> int:
-    """The bytes by which one round of a loop makes a list longer.
+    """The bytes that one round of a loop adds to a list.
 
-    What a variable owns, and what no round changes, takes none. What one round results in and the
-    next one begins with can be in two lists among `outputs`: each has its part of the bytes.
+    Elements that are variables, or that no round changes, add none. The result of a round that the
+    next one begins with can be in two lists among `outputs`, which then share its bytes.
     """
     last = kinds.owner(collection)
     if last.op.type in calls.LOOPS:  # a segment of the rounds
@@ -93,7 +93,7 @@ def _collected(
 
 
 def _elements(body: tf.Graph, collection: tf.Tensor) -> Iterator[tf.Tensor]:
-    """What a round adds to a list; the next round begins with its results."""
+    """The tensors that a round adds to a list, loop variables replaced by the round's results."""
     begins_with = {
         t.name: kinds.owner(result) for t, result in zip(body.inputs, body.outputs, strict=False)
     }
