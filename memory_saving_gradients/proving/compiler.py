@@ -1,8 +1,8 @@
-"""What XLA's compiler allocates for a step, by the compiler's own report. Nothing of it runs.
+"""What XLA's compiler allocates for a step, by the compiler's own report. The step does not run.
 
-A copy of the step is compiled, with the variables as its arguments: for a device of this machine by
-TensorFlow, for a GPU that is only described by a process of its own with the compiler that the
-extra `xla-gpu` installs (see described_gpu.py).
+We compile a copy of the step, with the variables as arguments: for a device of this machine with
+TensorFlow, for a described GPU in a separate process, with the compiler that the extra `xla-gpu`
+installs (see described_gpu.py).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _SCRIPT = Path(described_gpu.__file__)
 
 
 class CannotCompile(Refusal, RuntimeError):
-    """XLA does not compile the step as it stands, or its compiler is not there."""
+    """XLA cannot compile the step, or its compiler is not installed."""
 
 
 def target(device: str) -> str:
-    """What is compiled for, in words, where costs are estimated for a device."""
+    """The name of the device that is compiled for, if costs are estimated for `device`."""
     return device if device in described_gpu.GPUS else "this machine"
 
 
 def is_installed(device: str) -> bool:
-    """Whether the compiler for a device is there.
+    """Whether the compiler for a device is installed.
 
     Args:
         device: a name of `devices.DEVICES`, or "local".
@@ -48,19 +48,19 @@ def is_installed(device: str) -> bool:
 def temporary_bytes(
     function: tf.types.experimental.GenericFunction, inputs: Sequence[Any], device: str
 ) -> int:
-    """The bytes that a compiled function takes beside its arguments, its results and constants.
+    """The bytes of a compiled function's temporaries: no arguments, results or constants.
 
     Args:
         function: a `tf.function` with `jit_compile=True`.
-        inputs: what it is called with: tensors, or specs of them with whole shapes.
-        device: what to compile for: a GPU by name, or else this machine's own device.
+        inputs: its arguments: tensors, or specs of them with whole shapes.
+        device: the device to compile for: a GPU by name, or else this machine's own device.
 
     Raises:
-        CannotCompile: XLA does not compile it, or the compiler for the GPU is not installed.
+        CannotCompile: XLA cannot compile it, or the compiler for the GPU is not installed.
     """
     if not is_installed(device):
         raise CannotCompile(
-            f'for device="{device}" a step is compiled by XLA\'s own compiler, which the extra '
+            f'device="{device}" needs XLA\'s own compiler to compile the step, which the extra '
             'xla-gpu installs (1.2 GB): pip install "memory_saving_gradients[xla-gpu]"'
         )
     try:
@@ -69,7 +69,7 @@ def temporary_bytes(
             return tf_private.temporary_bytes(compiled(stage="optimized_hlo_proto_serialized"))
         program = tf_private.for_stablehlo(compiled(stage="hlo_serialized"))
     except (tf.errors.OpError, RuntimeError, TypeError, ValueError) as error:
-        raise CannotCompile(f"XLA does not compile this step: {error}") from error
+        raise CannotCompile(f"XLA cannot compile this step: {error}") from error
     return _on_described(program, device)
 
 
@@ -87,12 +87,12 @@ def _on_described(program: bytes, device: str) -> int:
 def as_function(
     step: BackwardPass, returned: Sequence[tf.Tensor], given: InputSizes
 ) -> tuple[tf.types.experimental.GenericFunction, Sequence[tf.TensorSpec]]:
-    """A copy of a step as it now stands, as a function of its inputs, and what those are.
+    """A copy of the step, as it is now, as a function of its inputs, and the specs of the inputs.
 
     Args:
         step: the step.
-        returned: what it returns.
-        given: what is known of the sizes of its inputs.
+        returned: the tensors that the function returns.
+        given: what is known of the shapes of its inputs.
 
     Raises:
         CannotCompile: it is part of another function, whose variables are not known.
@@ -104,7 +104,7 @@ def as_function(
     placeholders = [op.outputs[0] for op in operations if op.type == "Placeholder"]
     inputs = [t for t in placeholders if t.name not in captured]
     if any(t.dtype == tf.resource for t in inputs):
-        raise CannotCompile("the step reads what another function holds")
+        raise CannotCompile("the step reads a variable of an outer function")
     whole = graph.as_graph_def()
     program = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
     needed = {op.name for op in operations} - {t.op.name for t in placeholders}
@@ -112,7 +112,7 @@ def as_function(
         if node.name in needed:
             copy = program.node.add()
             copy.CopyFrom(node)
-            copy.attr.pop("_class", None)  # where it is to be placed
+            copy.attr.pop("_class", None)  # colocation
             del copy.input[:]
             copy.input.extend(read for read in node.input if not read.startswith("^"))
 

@@ -1,15 +1,14 @@
-"""Compiles a program for a GPU that need not be there; run as a script, beside TensorFlow.
+"""Compiles a program for a GPU that need not be present; run as a script, without TensorFlow.
 
     python described_gpu.py h100 step.hlo [BYTES]
 
-For a GPU with so many bytes of memory, where it is said; what does not fit then, XLA recomputes by
-itself as far as it can. The program is an `HloModuleProto`, or StableHLO as text in a file that
-ends in `.mlir`.
+BYTES is the memory of the GPU; XLA itself recomputes what does not fit, as far as it can. The
+program is an `HloModuleProto`, or StableHLO as text in a file that ends in `.mlir`.
 
-Prints, as JSON, the bytes of temporaries that XLA's compiler allocates, the peak beside arguments
-and results; how many kernels the program runs outside of loops and branches; and how many loops it
-has. No driver and no GPU are needed. Kernels are not tuned, as that would run them: scratch
-space that a tuned convolution would ask for is not in the figure.
+Prints, as JSON, the bytes of temporaries that XLA's compiler allocates (the peak without arguments
+and results), the number of kernels outside loops and branches, and the number of loops. No driver
+and no GPU are needed. Kernels are not autotuned, as that would run them: scratch space of tuned
+convolutions is not included.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: What differs between the GPUs that can be compiled for, by their data sheets: bytes, bytes a
+#: The properties that differ between the supported GPUs, by their data sheets: bytes, bytes per
 #: second, GHz.
 GPUS: dict[str, dict[str, Any]] = {
     "t4": {
@@ -94,7 +93,7 @@ def description(gpu: str, **others: int) -> str:
 
     Args:
         gpu: its name.
-        **others: fields that have another value.
+        **others: fields to override.
     """
     values = _ALIKE | GPUS[gpu] | others
     major, minor = values.pop("cuda_compute_capability")
@@ -139,7 +138,7 @@ def main(gpu: str, path: str, memory: str = "") -> None:
     print(json.dumps(report | counted(optimised.to_string())))
 
 
-#: Instructions that run one kernel each, or a few, of a program that XLA:GPU has optimised.
+#: Instructions of a program optimised by XLA:GPU that run one or a few kernels each.
 _KERNELS = re.compile(
     r" (?:fusion|custom-call|convolution|dot|copy|reduce|transpose|scatter|sort|fft|cholesky|"
     r"triangular-solve|rng-bit-generator|select-and-scatter|concatenate|dynamic-update-slice)\("
@@ -147,7 +146,7 @@ _KERNELS = re.compile(
 
 
 def counted(program: str) -> dict[str, int]:
-    """How many kernels and loops an optimised program, in text, has."""
+    """The numbers of kernels and loops of an optimised program, given as text."""
     entry = program[program.index("\nENTRY ") :]
     return {"kernels": len(_KERNELS.findall(entry)), "whiles": program.count(" while(")}
 

@@ -1,4 +1,4 @@
-"""A backward pass as TensorFlow made it: what is read, planned and rewritten at a time."""
+"""A backward pass as TensorFlow made it: the unit that is read, planned and rewritten."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from memory_saving_gradients.runtimes.xla import Xla
 
 @dataclasses.dataclass(frozen=True)
 class BackwardPass:
-    """One call that differentiated, or several whose backward passes share a forward pass.
+    """One differentiation, or several whose backward passes share a forward pass.
 
     Attributes:
-        target: what was differentiated, or the first of several.
+        target: the tensor that was differentiated, or the first of several.
         results: the gradients, tensors of one graph, at least one.
         new: the ops that differentiation made, needed or not.
         needed: the ops that the results need.
-        end: how many ops the graph had when it was differentiated.
-        runtime: what will run it.
-        traced: whether a `tf.function` is traced: what writes to a variable later waits then.
-        sums: the sums that were taken apart, each with its running sums in order.
-        reordered: names of those sums that add their terms in another order now.
-        beside: ops that read what the forward pass makes and that the results do not need, such as
-            metrics; known at the end of the trace.
-        after: ops that need a gradient, such as the updates of variables, and what those need
-            besides; known at the end of the trace.
-        live_out: tensors that live to the end of the step, where that is known.
-        end_of_trace: how many ops the graph had when the trace ended, before any rewriting.
+        end: the number of ops in the graph right after differentiation.
+        runtime: the runtime that will execute it.
+        traced: whether it is in a `tf.function`, where later writes to variables wait for reads.
+        sums: the sums that were replaced, each with its running sums in order.
+        reordered: names of those sums whose terms are now added in another order.
+        beside: ops beside the backward pass, such as metrics: they read forward tensors, but the
+            results do not need them; known at the end of the trace.
+        after: ops after the backward pass, such as updates of variables: they need a gradient, or
+            such ops need them; known at the end of the trace.
+        live_out: the tensors that live to the end of the step; None if unknown.
+        end_of_trace: the number of ops in the graph at the end of the trace, before any rewriting.
     """
 
     target: tf.Tensor
@@ -54,7 +54,7 @@ class BackwardPass:
 
     @property
     def ends(self) -> dict[tf.Operation, None]:
-        """The ops that all others of the step lead to, in a definite order."""
+        """The last ops of the step, to which all others lead, in a deterministic order."""
         made = self.graph.get_operations() if self.beside or self.after else ()
         others = (op for op in made if op in self.beside or op in self.after)
         return dict.fromkeys([*(t.op for t in self.results), *others])
@@ -81,11 +81,11 @@ class BackwardPass:
         results: Sequence[tf.Tensor],
         device: str = "cpu",
     ) -> BackwardPass:
-        """The one that has just been made.
+        """The backward pass that has just been made.
 
         Args:
-            first_new: how many ops the graph had before.
-            target: what was differentiated.
+            first_new: the number of ops in the graph before differentiation.
+            target: the tensor that was differentiated.
             results: the gradients.
             device: the device to estimate costs for, of `devices.DEVICES` or "local".
         """
@@ -93,12 +93,12 @@ class BackwardPass:
         operations = graph.get_operations()
         needed = frozenset(order.dependencies(t.op for t in results))
         new = frozenset(operations[first_new:])
-        kind = Xla if tf_private.in_xla(graph) else Executor  # one can tell while it is traced
+        kind = Xla if tf_private.in_xla(graph) else Executor  # known only during the trace
         runtime = kind(described(device))
         return cls(target, tuple(results), new, needed, len(operations), runtime)
 
     def joined(self, other: BackwardPass) -> BackwardPass:
-        """Both as one."""
+        """Both backward passes as one."""
         return BackwardPass(
             self.target,
             (*self.results, *other.results),
@@ -110,14 +110,14 @@ class BackwardPass:
         )
 
     def depends_on(self, other: BackwardPass) -> bool:
-        """Whether this one needs what differentiation made for the other."""
+        """Whether this one needs ops that differentiation made for the other."""
         return not self.needed.isdisjoint(other.new)
 
 
 def share_activations(one: BackwardPass, other: BackwardPass) -> bool:
     """Whether two backward passes share a forward pass.
 
-    Weights, and what is made of them alone, may take a few of the bytes of independent ones.
+    Independent forward passes may share a few bytes: tensors that are computed from weights alone.
     """
     shapes = Shapes([*(one.forward | other.forward)])
 
@@ -129,17 +129,18 @@ def share_activations(one: BackwardPass, other: BackwardPass) -> bool:
     return size(one.forward & other.forward) > _SHARED * least
 
 
-# The share of the bytes of a forward pass.
+# The share of the bytes of the smaller forward pass that both must have in common.
 _SHARED = 0.1
 
 
 def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     """The backward passes of a traced step, each with the ops beside and after it.
 
-    An op beside depends on a forward pass by data; on no backward pass, and none depends on it. Of
-    several forward passes that it reads it belongs to the last. An op after depends on the backward
-    pass, or such an op needs it; where there are several backward passes, none is known. What the
-    tangents of gradients are made of beside them is forward pass as well.
+    An op beside a backward pass reads the forward pass; it does not depend on the backward pass,
+    nor does that depend on it. If it reads several forward passes, it belongs to the last one. An
+    op after a backward pass depends on it, or is needed by such an op; with several backward passes
+    we assign none. Forward-mode tangents of activations, from which the tangents of gradients are
+    computed, count as forward pass.
     """
     operations = passes[0].graph.get_operations()
     needed = frozenset().union(*(step.needed for step in passes))
@@ -163,7 +164,7 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
         if reads >= 0 and op in others and not apart:
             belongs[op] = reads
             beside[reads].add(op)
-    if len(passes) > 1:  # what comes after one pass may come before another
+    if len(passes) > 1:  # an op after one pass may come before another
         pairs = zip(passes, beside, strict=True)
         return [dataclasses.replace(step, beside=frozenset(ops)) for step, ops in pairs]
     leads = _reached(elsewhere, others.predecessors)
@@ -173,13 +174,13 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
 def _made_for_others(
     created: frozenset[tf.Operation], needed: Collection[tf.Operation], returned: Collection[str]
 ) -> set[tf.Operation]:
-    """The ops made while it was differentiated that the gradients do not need, but others do.
+    """The ops created during differentiation that other ops need, but not the gradients.
 
-    Such are the tangents of gradients, which a `tf.autodiff.ForwardAccumulator` makes meanwhile.
+    A `tf.autodiff.ForwardAccumulator` creates such ops: the tangents of gradients.
 
     Args:
-        created: the ops made while it was differentiated.
-        needed: those that the gradients need, and others.
+        created: the ops created during differentiation.
+        needed: ops, among them those that the gradients need.
         returned: the names of what the step returns.
     """
     left = {op for op in created if op not in needed}
@@ -196,7 +197,7 @@ def _reached(
     begin: Collection[tf.Operation],
     onwards: Callable[[tf.Operation], Iterable[tf.Operation]],
 ) -> set[tf.Operation]:
-    """What can be reached from some ops, and these."""
+    """These ops and all that can be reached from them."""
     reached, waiting = set(begin), list(begin)
     while waiting:
         new = {op for op in onwards(waiting.pop()) if op not in reached}
@@ -206,16 +207,16 @@ def _reached(
 
 
 def with_updates(step: BackwardPass, updates: tf.Operation) -> BackwardPass:
-    """A backward pass of a v1 graph with the ops after it; nothing lives to the end of the step.
+    """A backward pass of a v1 graph with the ops after it; no tensor lives to the end of the step.
 
     Args:
         step: the backward pass.
-        updates: what its gradients are for: the op of an optimizer that updates variables.
+        updates: the op of an optimizer that updates the variables by its gradients.
     """
     after = frozenset(order.dependencies([updates])) - step.needed - step.new
     touched = (t for op in after for t in (*op.inputs, *op.outputs))
     if any(map(tf_private.is_reference, touched)):
-        return step  # nothing keeps such a variable from being read while it is written to
+        return step  # reads of such a variable could overlap with its update
     return dataclasses.replace(step, after=after, live_out=())
 
 
@@ -231,16 +232,16 @@ def _with(
     Args:
         step: the backward pass.
         beside: the ops beside it.
-        leads: what depends on its gradients, and all that this needs.
-        read_again: what a forward pass waits for.
-        tangents: those of gradients.
+        leads: the ops that depend on its gradients, and all ops that these need.
+        read_again: the ops that a forward pass waits for by control edges.
+        tangents: the ops that compute tangents of gradients.
     """
     known = {*step.needed, *step.new, *beside, *read_again, *order.of_new_variables(step.graph)}
     after: set[tf.Operation] = set()
     left = [op for op in step.graph.get_operations() if op in leads and op not in known]
     left = [op for op in left if not _is_read_in_calls(op, step)]
     before = -1
-    while before < len(after):  # few wait for what was made later
+    while before < len(after):  # few ops wait for ops that were created later
         before = len(after)
         for op in left:
             if op not in after and order.waits_for(op) <= known:
@@ -262,7 +263,7 @@ def _with(
 
 
 def _is_read_in_calls(op: tf.Operation, step: BackwardPass) -> bool:
-    """Whether `op` may write to what a function reads that the backward pass may call again."""
+    """Whether `op` may write to a variable that a function in the backward pass reads."""
     return any(
         calls.calls(reader) and reader in step.needed
         for handle in op.inputs

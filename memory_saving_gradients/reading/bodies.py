@@ -1,4 +1,4 @@
-"""What an op takes for the functions that it calls: loops, branches, calls."""
+"""Time and memory of the functions that an op calls: loops, branches, calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memory_saving_gradients.runtimes.runtime import Runtime
 def of_calls(
     op: tf.Operation, runtime: Runtime, step: Container[tf.Operation], outside: Shapes
 ) -> tuple[float, int]:
-    """Seconds, and bytes beside inputs and outputs, that an op takes for the functions it calls."""
+    """Seconds, and bytes besides inputs and outputs, of the functions that an op calls."""
     dearest, most = 0.0, 0
     runtime = runtime.within(op)
     for body in outside.bodies(op):

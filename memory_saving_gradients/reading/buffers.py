@@ -1,4 +1,4 @@
-"""Which tensor owns the memory that a tensor shows, and how much it is."""
+"""Buffer assignment: which tensors own memory, which are views of them, and how many bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.variants import held_bytes, passed_on
 from memory_saving_gradients.runtimes.runtime import Runtime
 
-#: The tensors that are left out of a problem hold, together, at most this share of all bytes.
+#: The tensors that are too small to matter hold, together, at most this share of all bytes.
 NEGLIGIBLE = 0.0005
 
 
@@ -22,7 +22,7 @@ class Buffers:
     Args:
         operations: the ops of the step, each after those that it waits for.
         shapes: the shapes of their tensors.
-        runtime: what runs them.
+        runtime: the runtime.
         results: the tensors that live to the end of the step.
     """
 
@@ -34,7 +34,7 @@ class Buffers:
         results: Collection[tf.Tensor],
     ) -> None:
         self._shown: dict[str, tf.Tensor] = {}
-        self._bytes: dict[str, int] = {}  # of views, and of what is in no buffer, too
+        self._bytes: dict[str, int] = {}  # also of views, and of tensors without a buffer
         own: set[str] = set()
         for op in operations:
             for i, tensor in enumerate(op.outputs):
@@ -49,7 +49,7 @@ class Buffers:
                     size = runtime.untold_bytes(op, i, shapes) or size
                     self._bytes[tensor.name] = size
                     own.add(tensor.name)
-        #: the tensors that are in no buffer, by name, and what those who read them read instead
+        #: by name of a tensor without a buffer, the tensors that its readers read instead
         self.made_of = runtime.unbuffered(operations, results, self._bytes)
         owned = [self._bytes[name] for name in own - self.made_of.keys()]
         left_out, total = 0, sum(owned)
@@ -61,7 +61,7 @@ class Buffers:
             self._largest_left_out = size
 
     def is_view(self, op: tf.Operation) -> bool:
-        """Whether an op makes no buffer."""
+        """Whether an op allocates no buffer for its outputs."""
         return bool(op.outputs) and all(
             tensor.name in self._shown or tensor.name in self.made_of for tensor in op.outputs
         )
@@ -70,7 +70,7 @@ class Buffers:
         return self._shown.get(tensor.name, tensor)
 
     def read_for(self, tensor: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """The tensors in memory that who reads a tensor reads."""
+        """The tensors in memory that a reader of `tensor` reads."""
         shown = self.shown_by(tensor)
         return tuple(self.shown_by(t) for t in self.made_of.get(shown.name, (shown,)))
 

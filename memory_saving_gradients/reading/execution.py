@@ -1,4 +1,4 @@
-"""In which order the plain step is executed."""
+"""The order in which the plain step is executed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Execution:
     """The order in which the plain step is executed.
 
     Args:
-        runtime: what runs it.
-        executed: who waits for whom in the plain step.
-        ordered: the ops in the order that schedules are made of.
+        runtime: the runtime.
+        executed: which ops wait for which in the plain step.
+        ordered: the ops in the order of schedules.
         problem: the problem.
-        ops: the op of each op of the problem.
-        seconds: what ops take, by name.
+        ops: the operation of each op of the problem.
+        seconds: the time of each op, by name.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Execution:
         )
 
     def problem(self, early_last: bool = False, threads: int | None = None) -> Problem:
-        """The problem, executed in this order; by default with all threads of the runtime."""
+        """The problem with `as_executed`; by default with all threads of the runtime."""
         threads = threads or self._runtime.threads
         events = self._runtime.order(
             self._executed, self._sorted, self._seconds, early_last, threads

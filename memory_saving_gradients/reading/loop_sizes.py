@@ -1,4 +1,4 @@
-"""What a loop holds for its gradient, and what it would if segments of its rounds ran again."""
+"""The bytes that a loop holds for its gradient, plain or with segments that run again."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from memory_saving_gradients.reading.read import Reading
 
 @dataclasses.dataclass(frozen=True)
 class LoopSizes:
-    """What a loop and its gradient take.
+    """The memory of a loop and its gradient.
 
     Attributes:
-        rounds: how many rounds are expected; a nominal number where nothing tells it.
-        counted: whether something does.
-        round: the bytes that a round holds for the gradient and that can be computed again.
-        begin: the bytes that a round begins with, if it alone runs again.
-        segment: the bytes that a segment of rounds begins with.
-        once: the bytes of a round that must not be made twice.
-        lists: other lists of the loop, by name, and the bytes that they hold alone.
+        rounds: how many rounds are expected; a nominal number if unknown.
+        counted: whether the number of rounds is known.
+        round: the bytes that a round holds for the gradient and that can be recomputed.
+        begin: the bytes of the state from which a single round is recomputed.
+        segment: the bytes of the state from which a segment of rounds is recomputed.
+        once: the bytes of a round that must not be computed twice.
+        lists: other lists of the loop, by name, with the bytes that only they hold.
     """
 
     rounds: int
@@ -39,7 +39,7 @@ class LoopSizes:
     lists: dict[str, int]
 
     def held(self, every: int) -> int:
-        """The bytes held where segments of so many rounds run again; 0 for none."""
+        """The bytes held if segments of `every` rounds run again; 0 means that none do."""
         if every == 0:
             return self.rounds * self.round
         if every == 1:
@@ -47,17 +47,17 @@ class LoopSizes:
         return -(-self.rounds // every) * self.segment + self.rounds * self.once
 
     def working(self, every: int) -> int:
-        """The bytes that a segment takes while it runs again."""
+        """The bytes that a segment of `every` rounds needs while it runs again."""
         return min(every, self.rounds) * self.round
 
     @property
     def square(self) -> float:
-        """Of n rounds, √(n · this) are best for a segment."""
+        """For n rounds, √(n · square) is the best length of a segment."""
         return self.segment / max(self.round, 1)
 
     @property
     def best(self) -> int:
-        """The rounds of a segment that take the fewest bytes; 0 where none take fewer."""
+        """The length of a segment that needs the fewest bytes; 0 if the plain loop does."""
         if not self.counted:
             return dataclasses.replace(self, rounds=_MANY, counted=True).best
         root = math.sqrt(self.rounds * self.square)
@@ -66,7 +66,7 @@ class LoopSizes:
 
 
 def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
-    """What a loop of a step holds for its gradient.
+    """The memory of a loop of a step.
 
     Args:
         pair: the loop and its gradient.
@@ -93,19 +93,19 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
     return LoopSizes(rounds, counted is not None, held // rounds, begin, go_on, once, lists)
 
 
-# Where nothing tells how many rounds there are: enough for short segments to be wrong.
+# The rounds assumed for `best` if the number is unknown: so many that short segments are wrong.
 _MANY = 1000
 
 
 def with_loops(
     reading: Reading, every: Mapping[LoopPair, int], sizes: Mapping[LoopPair, LoopSizes]
 ) -> Problem:
-    """The problem of a step as it would be if its loops ran in segments again, about.
+    """An estimate of the problem of a step whose loops run in segments.
 
     Args:
         reading: the step as it is.
-        every: the rounds of the segments of each loop.
-        sizes: what each loop holds.
+        every: the length of the segments of each loop, in rounds.
+        sizes: the memory of each loop.
     """
     problem = reading.problem
     tensors, ops = [*problem.tensors], [*problem.ops]

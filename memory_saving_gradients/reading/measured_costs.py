@@ -18,7 +18,7 @@ from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.tf_private import Refusal
 from memory_saving_gradients.reading.backward import BackwardPass
 
-# The fastest of so many traced runs counts, after one to warm up.
+# The number of traced runs, of which the fastest counts, after one run to warm up.
 _RUNS = 3
 
 v1 = tf.compat.v1
@@ -30,7 +30,7 @@ class CannotMeasure(Refusal, RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What one run of an op takes: seconds, and bytes beside its inputs and outputs."""
+    """Measurements of one run of an op: seconds, and bytes of scratch space."""
 
     seconds: float
     workspace: int
@@ -39,7 +39,7 @@ class Measured:
 def measure_ops(
     step: BackwardPass, operations: Sequence[tf.Operation], shapes: Shapes
 ) -> dict[str, Measured]:
-    """Runs a copy of the step in a session of its own, and reads off what each op took.
+    """Runs a copy of the step in a session of its own, and measures each op.
 
     Inputs and variables are stand-ins: small random numbers, zeros for integers. The run needs as
     much memory as the plain step.
@@ -50,10 +50,10 @@ def measure_ops(
         shapes: the shapes of their tensors.
 
     Returns:
-        Op name to what was measured; ops that only read inputs or variables are not there.
+        Op name to its measurements, without ops that only read inputs or variables.
 
     Raises:
-        CannotMeasure: the step cannot be run so.
+        CannotMeasure: the step cannot be run with stand-ins.
     """
     config = v1.ConfigProto(inter_op_parallelism_threads=1)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -79,10 +79,10 @@ def stand_ins(
     shapes: Shapes,
     config: tf.compat.v1.ConfigProto | None = None,
 ) -> Iterator[tuple[tf.compat.v1.Session, list[Any], dict[str, np.ndarray]]]:
-    """A session for a copy of the step, what to fetch, and what to feed.
+    """A session for a copy of the step, the fetches, and the feeds.
 
     Inputs and variables are stand-ins: small random numbers, zeros for integers. Variables are not
-    updated; gradients that would update them are not held.
+    updated; gradients that would update them are not kept.
 
     Args:
         step: the step.
@@ -91,13 +91,13 @@ def stand_ins(
         config: the options of the session.
 
     Raises:
-        CannotMeasure: the step cannot be run so.
+        CannotMeasure: the step cannot be run with stand-ins.
     """
     graph_def = step.graph.as_graph_def()
     fed: dict[str, np.ndarray] = {}
     random = np.random.default_rng(0)
     effects = set()
-    handles: dict[str, tf.Tensor] = {}  # of variables that are read otherwise than as a whole
+    handles: dict[str, tf.Tensor] = {}  # of variables that are not only read as a whole
     for op in operations:
         of_variables = [t for t in op.inputs if t.dtype == tf.resource]
         if calls.bodies(op) or op.type == "VariableShape":
@@ -111,7 +111,7 @@ def stand_ins(
         if not op.outputs:
             effects.add(op.name)
     for node in graph_def.node:
-        if node.name in effects:  # nothing but their order is wanted of them
+        if node.name in effects:  # only their order matters
             node.op = "NoOp"
             del node.input[:]
             node.attr.clear()
@@ -124,7 +124,7 @@ def stand_ins(
             graph_def, {name: variable.handle for name, variable in variables.items()}, name=""
         )
         fetches: list[Any] = [graph.get_tensor_by_name(t.name) for t in step.results]
-        if step.live_out is not None:  # an update takes them as they come
+        if step.live_out is not None:  # each is consumed by an update as soon as it is there
             fetches = [tensor.op for tensor in fetches]
         with v1.Session(graph=graph, config=config) as session:
             for variable, initial in initial_values:
@@ -134,16 +134,18 @@ def stand_ins(
                 yield session, fetches, fed
             except tf.errors.OpError as error:
                 raise CannotMeasure(
-                    "the step was to be run with stand-ins for inputs and variables, and that "
-                    f'failed: {error.message} Use cost_model="analytical" and no verify=True.'
+                    "the step could not be run with stand-ins for its inputs and variables: "
+                    f'{error.message} Use cost_model="analytical", and leave out verify=True.'
                 ) from error
 
 
 def _variable(handle: tf.Tensor) -> Any:
-    """A variable in the place of one, in the default graph; it has no value yet."""
+    """A stand-in for a variable, in the default graph; it has no value yet."""
     known = tf_private.shape_and_dtype_of_variable(handle)
     if known is None:
-        raise CannotMeasure(f'a function of the step reads "{handle.name}", which is no variable')
+        raise CannotMeasure(
+            f'a function of the step reads the resource "{handle.name}", which is no variable'
+        )
     shape, dtype = known
     return v1.get_variable(
         f"stand_in/{handle.op.name}/{handle.value_index}",
@@ -164,7 +166,7 @@ def _traced(session: tf.compat.v1.Session, fetches: list[tf.Operation], fed: dic
 
 
 def _scratch(node: Any) -> int:
-    """The most bytes that a node had allocated at once, its outputs not counted."""
+    """The most bytes of scratch space that a node had allocated at once."""
     records = sorted(
         (record.alloc_micros, -record.alloc_bytes)  # of one microsecond, allocations first
         for memory in node.memory
@@ -175,12 +177,12 @@ def _scratch(node: Any) -> int:
     outputs = collections.Counter(
         out.tensor_description.allocation_description.allocated_bytes for out in node.output
     )
-    # An output that was written over an input was not allocated here.
+    # An output that reuses the buffer of an input was not allocated here.
     return max(held) - sum((allocated & outputs).elements())
 
 
 def _value(dtype: tf.DType, shape: Sequence[int], random: np.random.Generator) -> np.ndarray:
-    """A stand-in; it lies where TensorFlow reads it as it is, so that a run has no copy of it."""
+    """A stand-in value, aligned so that TensorFlow reads it without a copy."""
     dtype = dtype.base_dtype
     kind = np.dtype(dtype.as_numpy_dtype)
     if kind.hasobject:
@@ -193,4 +195,4 @@ def _value(dtype: tf.DType, shape: Sequence[int], random: np.random.Generator) -
     return value
 
 
-_ALIGNMENT = 64  # of what Eigen computes with; what lies otherwise is copied
+_ALIGNMENT = 64  # that Eigen needs; other arrays are copied

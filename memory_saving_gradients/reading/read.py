@@ -1,4 +1,4 @@
-"""From a graph that `tf.gradients` has just extended to a `Problem`."""
+"""Reads a graph that `tf.gradients` has just extended, as a `Problem`."""
 
 from __future__ import annotations
 
@@ -30,29 +30,28 @@ from memory_saving_gradients.reading.tensors import makes, numbered, numbers, re
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A problem, and what its indices mean in the graph.
+    """A problem, and the mapping from its indices to the graph.
 
     Attributes:
-        step: what was read.
+        step: the backward pass that was read.
         problem: the step as data.
         operations: the operation of every op of the problem.
         tensor_of: tensor name to the index of its buffer in the problem; a view maps to the
-            tensor that it shows. Tensors left out of the problem are not here.
-        made_of: the tensors that are in no buffer, by name, with the numbers of those that whoever
-            reads them reads instead.
-        roles: what the labels say of tensors of the backward pass, by index.
-        alternative_peak: the plain peak in another order of execution that is possible.
-        one_thread: the peak of the plain step in a session of one inter-op thread, where nothing
-            tells how many it will have; else None.
+            buffer that it shares. Tensors left out of the problem are not in it.
+        made_of: by name of a tensor without a buffer, the indices of the tensors that its readers
+            read instead.
+        roles: the roles of tensors of the backward pass, by index, for the labels.
+        alternative_peak: the plain peak in another possible order of execution.
+        one_thread: the plain peak in a session of one inter-op thread, if the number of threads of
+            the session is unknown; else None.
         new: names of the ops that differentiation made and the step needs.
-        unused: names of the ops that differentiation made in vain.
-        unordered: names of the ops that neither wait for others nor are waited for: those of v1
-            loops and branches, those that Grappler may fold into constants, and those that
-            `tf.function` lifts out of the trace.
-        sizes: what was known of the inputs.
-        batch_size: the first dimension of the inputs, where the graph leaves it unknown.
-        growth: the bytes that each tensor, and then the scratch space of each op, gains with every
-            example of the batch.
+        unused: names of the ops that differentiation made and nothing needs.
+        unordered: names of the ops that must have no control edges: those of v1 loops and branches,
+            those that Grappler may fold into constants, and those that `tf.function` lifts out of
+            the trace.
+        sizes: what is known of the shapes of the inputs.
+        batch_size: the first dimension of the inputs, if the graph leaves it unknown.
+        growth: the bytes per example of each tensor, then of each op's scratch space.
     """
 
     step: BackwardPass
@@ -72,7 +71,7 @@ class Reading:
 
     @functools.cached_property
     def labels(self) -> Labels:
-        """What the user calls the ops and tensors of the problem."""
+        """Names and shapes of the ops and tensors of the problem, for reports."""
         named = (self.step.graph.get_tensor_by_name(t.name) for t in self.problem.tensors)
         tensors = [(t.shape, t.dtype.base_dtype.name) for t in named]
         return Labels(
@@ -88,13 +87,13 @@ class Reading:
         )
 
     def numbers_of(self, tensor: str) -> tuple[int, ...]:
-        """The tensors of the problem that who reads one, by name, reads; none if it is small."""
+        """The tensors of the problem that readers of a tensor, by name, read; none if small."""
         if tensor in self.tensor_of:
             return (self.tensor_of[tensor],)
         return self.made_of.get(tensor, ())
 
     def in_order_of(self, problem: Problem) -> Reading:
-        """The same reading with its ops in the order that they have in another problem of them."""
+        """The same reading, with its ops in the order of another problem of the same ops."""
         index_of = {op.name: i for i, op in enumerate(self.problem.ops)}
         sequence = [index_of[op.name] for op in problem.ops]
         return dataclasses.replace(
@@ -110,15 +109,15 @@ def read(
     cost_model: str = "analytical",
     sizes: InputSizes = NOTHING_GIVEN,
 ) -> Reading:
-    """Reads a step: the ops that its results need, and those beside.
+    """Reads a step: the ops that its results need, and those beside and after the backward pass.
 
     Args:
         step: a backward pass, with the forward pass that it needs.
         cost_model: "analytical" (TensorFlow's estimate) or "measured" (a traced run).
-        sizes: what is known of the inputs.
+        sizes: what is known of the shapes of the inputs.
 
     Returns:
-        The step as a problem, with the way back to the graph.
+        The step as a problem, with the mapping back to the graph.
     """
     walk = _walk(step, sizes)
     executed, inputs_of = _as_run(walk)
@@ -142,7 +141,7 @@ def read(
     problem, ops, growth = _in_backward_order(walk, problem, ops, costs.growth)
     execution = Execution(step.runtime, executed, ordered, problem, ops, costs.seconds)
     problem = execution.problem()
-    # A single loss has a single order; several may be taken one by one.
+    # The backward passes of several losses may also run one after another.
     alternative = execution.problem(early_last=True) if _has_several_losses(walk) else problem
     threads_matter = not step.traced and step.runtime.threads > 1
     new = frozenset(op.name for op in walk.operations if op in step.new)
@@ -174,20 +173,20 @@ def read(
 
 @dataclasses.dataclass(frozen=True)
 class _Walk:
-    """A step walked through.
+    """The ops of a step, with all that is known of them before they are numbered.
 
     Attributes:
         step: the step.
-        created: the place of each op in the graph of TensorFlow.
-        graph: who waits for whom.
+        created: the place of each op in TensorFlow's graph.
+        graph: which ops wait for which.
         operations: the ops, each after those that it waits for.
-        backward: those of the backward pass.
-        idle: those that compute nothing.
+        backward: the ops of the backward pass.
+        idle: the ops that compute nothing.
         shapes: the shapes of their tensors.
         buffers: which tensors own memory.
-        early: the products that run without their first operand, each with its reader.
-        foldable: those that Grappler may fold into constants.
-        from_the_start: those that differentiation made and that run when the step begins.
+        early: the products that run before their first operand, each with its reader.
+        foldable: the ops that Grappler may fold into constants.
+        from_the_start: the ops that differentiation made and that run when the step begins.
     """
 
     step: BackwardPass
@@ -206,7 +205,7 @@ class _Walk:
 def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
     ours = step.needed | step.beside | step.after
     created = {op: i for i, op in enumerate(step.graph.get_operations())}
-    # What rewriting adds comes last; of another backward pass it can be part of the forward pass.
+    # Ops that rewriting added come last; those of another backward pass can be forward ops here.
     written = max(step.end, step.end_of_trace)
     graph = order.dependencies(step.ends, lambda op: op in ours or created[op] >= written)
     step_order.add_order_of_effects(graph, created, step.new)
@@ -228,7 +227,7 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
 
 @dataclasses.dataclass(frozen=True)
 class _Costs:
-    """What ops take: seconds and bytes of scratch space by name, and `Reading.growth`."""
+    """Seconds and bytes of scratch space of ops, by name, and `Reading.growth`."""
 
     seconds: dict[str, float]
     workspaces: dict[str, int]
@@ -280,7 +279,7 @@ def _problem(
             workspace=costs.workspaces[op.name],
             backward=op in walk.backward,
             pinned=op in pinned,
-            # What is computed on the way from other tensors may need all of them to the end.
+            # An op that computes its inputs from other tensors may read these to its end.
             in_place=op.type in kinds.IN_PLACE
             and not any(t.name in buffers.made_of for t in op.inputs),
             expensive=op.type in kinds.EXPENSIVE
@@ -297,11 +296,11 @@ def _problem(
 def _in_backward_order(
     walk: _Walk, problem: Problem, ops: list[tf.Operation], growth: tuple[float, ...]
 ) -> tuple[Problem, list[tf.Operation], tuple[float, ...]]:
-    """All three with the backward pass in an order that keeps little alive."""
+    """All three, with the backward pass in an order that keeps few bytes alive."""
     waits = _waits(walk.graph, walk.operations, ops)
     first = problem.forward_count
     at_once = [i for i in range(first) if ops[i] in walk.from_the_start]
-    for i in range(first):  # no other order has them later
+    for i in range(first):  # they must not come later in another order
         waits[i].update(before for before in at_once if before < i)
     sequence, late = backward_order(
         problem, [{i for i in before if i >= first} for before in waits]
@@ -318,9 +317,9 @@ def _has_several_losses(walk: _Walk) -> bool:
 
 
 def _as_run(walk: _Walk) -> tuple[nx.DiGraph, dict[tf.Operation, list[tf.Tensor]]]:
-    """Who waits for whom, and what ops read, in the plain step.
+    """Which ops wait for which, and what they read, as the runtime executes the plain step.
 
-    There sums wait for all their terms, and products run without their first operand.
+    There sums wait for all their terms, and products run before their first operand.
     """
     executed = walk.graph.copy()
     for whole, running in walk.step.sums:
@@ -338,9 +337,9 @@ def _as_run(walk: _Walk) -> tuple[nx.DiGraph, dict[tf.Operation, list[tf.Tensor]
 def _waits(
     graph: nx.DiGraph, operations: Iterable[tf.Operation], ops: Sequence[tf.Operation]
 ) -> list[set[int]]:
-    """For each of `ops` those that it waits for, by index, if only through other ops.
+    """For each of `ops` those that it waits for, directly or through other ops, by index.
 
-    Whoever reads what a sum of many reads does so before or after it, as now: see
+    An op that shares an input with a long sum stays before or after the sum, as it is now: see
     `order.depends_on_time`.
     """
     index_of = {op: i for i, op in enumerate(ops)}
@@ -364,9 +363,9 @@ def _growth(
     ops: Sequence[tf.Operation],
     workspaces: Mapping[str, int],
 ) -> tuple[float, ...]:
-    """The bytes by which each tensor, and then the scratch space of each op, grow with the batch.
+    """The bytes per example of each tensor, then of each op's scratch space.
 
-    Peaks are close to linear in it, so two sizes tell.
+    They are close to linear in the batch, so we compare two batch sizes.
     """
     step, shapes = walk.step, walk.shapes
     if shapes.batch_size is None:
@@ -389,19 +388,19 @@ def _reordered(
     return growth and growth[:tensors] + tuple(growth[tensors + i] for i in sequence)
 
 
-# An op whose estimate is this many times that of the median op, byte for byte, does more than
-# read and write.
+# An op whose estimated time per byte is this many times that of the median op is expensive: it does
+# more than read and write.
 _DEAR = 100
-_NOTHING = 1e-5  # seconds; below it no op is dear
+_NOTHING = 1e-5  # seconds; an op that takes less is never expensive
 
 
 def _idle(operations: Sequence[tf.Operation], step: BackwardPass) -> set[tf.Operation]:
-    """The ops of which nothing but control edges leads on: Grappler lets them compute nothing.
+    """The ops that others only wait for by control edges: Grappler makes them compute nothing.
 
-    An optimizer of v1 has all gradients of an op wait for one another, wanted or not.
+    A v1 optimizer makes all gradients of an op wait for one another, needed or not.
     """
     if step.traced:
-        return set()  # nothing waits for such ops there
+        return set()  # in a tf.function, nothing waits for such ops
     wanted = {t.op for t in (*step.results, *step.to_end)}
     ours, idle = set(operations), set[tf.Operation]()
     for op in reversed(operations):
@@ -423,9 +422,10 @@ def _backward(
     operations: Sequence[tf.Operation],
     step: BackwardPass,
 ) -> set[tf.Operation]:
-    """The ops that wait for a gradient, make zeros for a list of them, or are beside or after.
+    """The ops of the backward pass: those that wait for a gradient, and those beside and after it.
 
-    Other ops that `tf.gradients` made (shapes, masks) run with the forward pass.
+    Zeros for lists of gradients belong to it, too. Other ops that `tf.gradients` made (shapes,
+    masks) run with the forward pass.
     """
     backward: set[tf.Operation] = set(step.beside | step.after)
     for op in operations:
@@ -435,6 +435,6 @@ def _backward(
             or any(before in backward for before in graph.predecessors(op))
         ):
             backward.add(op)
-    if backward.isdisjoint(step.new):  # the gradients to begin with were given: there is no seed
+    if backward.isdisjoint(step.new):  # the initial gradients were given, so there is no seed
         backward.update(op for op in operations if op in step.new)
     return backward

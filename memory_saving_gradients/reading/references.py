@@ -1,9 +1,10 @@
-"""Reference variables of old graphs: what was read of one changes with it.
+"""Reference variables of v1 graphs, whose reads change when the variable does.
 
-A read shows the variable's own buffer. So what runs again must not read a variable that has been
-written to in the meantime. What the forward pass writes to is read once; an update by a gradient
-waits, as it gets that gradient after the last read of the step. Resource variables need none of
-this: a write makes a copy while something that was read before is alive.
+A read is a view of the variable's own buffer, so an op that runs again must not read a variable
+that has been written to in the meantime. Variables that the forward pass writes to are read only
+once; and an update by a gradient waits, as we pass the gradient on only after the last read of the
+step. Resource variables need none of this: a write copies the variable while an earlier value is
+alive.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from memory_saving_gradients.graph.apart import apart
 
 
 def variable_of(x: Any) -> tf.Operation | None:
-    """The reference variable that `x`, a tensor or variable of a graph, is or shows."""
+    """The reference variable that `x`, a tensor or variable of a graph, is or is a view of."""
     op = getattr(x, "op", None)
     if op is None or not op.outputs:
         return None
@@ -29,7 +30,7 @@ def variable_of(x: Any) -> tf.Operation | None:
 def reads_that_change(
     operations: Sequence[tf.Operation], step: Collection[tf.Operation]
 ) -> set[tf.Operation]:
-    """The ops that would read something else in a second run, after the forward pass.
+    """The ops that would read other values if they ran again after the forward pass.
 
     Args:
         operations: the ops that may run twice.
@@ -47,11 +48,11 @@ def reads_that_change(
 def after_last_read(
     gradient: tf.Tensor, variables: Iterable[tf.Operation], step: Collection[tf.Operation]
 ) -> tf.Tensor:
-    """The gradient by some variables, there once the step has read them for the last time.
+    """The gradient, delayed until the step has read its variables for the last time.
 
     Args:
         gradient: the gradient.
-        variables: what it is the gradient by; none for resource variables.
+        variables: the reference variables that it is with respect to; none for resource variables.
         step: all ops of the step, with the copies.
     """
     waiting = [op for variable in variables for op in _readers(variable) if op in step]
@@ -61,7 +62,7 @@ def after_last_read(
         op = waiting.pop()
         if not tf_private.in_control_flow(op):
             last[op] = None
-        elif op not in seen:  # from outside one can only wait for what leaves the loop or branch
+        elif op not in seen:  # an op outside can only wait for the exits of the loop or branch
             seen.add(op)
             waiting += [r for t in op.outputs for r in t.consumers() if r in step]
     last.pop(gradient.op, None)
@@ -76,7 +77,7 @@ def after_last_read(
 
 
 def _readers(variable: tf.Operation) -> set[tf.Operation]:
-    """The ops that read a variable, through views of it or without; not those that write to it."""
+    """The ops that read a variable, or a view of it, but do not write to it."""
     readers: set[tf.Operation] = set()
     waiting = [variable.outputs[0]]
     while waiting:
@@ -100,10 +101,11 @@ def _writers(variable: tf.Operation) -> set[tf.Operation]:
 def _writes_in(
     writer: tf.Operation, readers: Collection[tf.Operation], step: Collection[tf.Operation]
 ) -> bool:
-    """Whether a step writes to a variable before its gradients are there.
+    """Whether a step may write to a variable before its gradients are computed.
 
-    It waits for that write, or something beside it makes the new value of the old one, as a moving
-    average does. Initial values are not of the step, and updates by gradients come later.
+    Either the step waits for the write, or the new value is computed from the old one without the
+    gradients, as for a moving average. Initial values do not belong to the step, and updates by
+    gradients come later.
     """
     if writer in step:
         return True

@@ -1,4 +1,4 @@
-"""What ops may not do: run twice, wait for others, be waited for."""
+"""Restrictions on ops: which may not run twice, wait for others, or be waited for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memory_saving_gradients.reading import references
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.buffers import Buffers
 
-# What opens and closes a v1 loop or branch.
+# Ops that begin and end a v1 loop or branch.
 _SWITCHES = frozenset({"Switch", "RefSwitch"})
 _BEGINS = _SWITCHES | {"Enter", "RefEnter"}
 _ENDS = frozenset({"Merge", "RefMerge", "Exit", "RefExit"})
@@ -20,11 +20,11 @@ _COMPARISONS = frozenset({"Greater", "GreaterEqual", "Less", "LessEqual"})
 
 
 def conditional(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """The ops of v1 loops and branches: they run in a frame of their own, or not at all.
+    """The ops of v1 loops and branches, which run in a frame of their own, or conditionally.
 
-    Such an op can neither run twice nor wait for, or be waited for by, an op outside.
+    Such an op cannot run twice, cannot wait for an op outside, and no op outside can wait for it.
     """
-    depth: dict[tf.Operation, int] = {}  # of loops and branches around what the op hands on
+    depth: dict[tf.Operation, int] = {}  # of loops and branches around the outputs of the op
     inside: set[tf.Operation] = set()
     for op in operations:
         before = (*(t.op for t in op.inputs), *op.control_inputs)
@@ -43,10 +43,10 @@ def _is_loop_merge(op: tf.Operation) -> bool:
 
 
 def foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) -> set[tf.Operation]:
-    """The backward ops that read no activation: Grappler may fold them into constants.
+    """The backward ops that read no activation, which Grappler may fold into constants.
 
-    What such an op is made to wait for, Grappler hands on to the ops that take in the constant.
-    That could close a cycle.
+    Control inputs of such an op move to the ops that absorb the constant, which could close a
+    cycle.
     """
     constant: set[tf.Operation] = set()
     for op in operations:
@@ -64,9 +64,9 @@ def foldable(operations: Sequence[tf.Operation], backward: set[tf.Operation]) ->
 def from_the_start(
     foldable: Iterable[tf.Operation], backward: set[tf.Operation], shapes: Shapes
 ) -> set[tf.Operation]:
-    """The backward ops that may become constants, but that make what is too large for one.
+    """The backward ops that could be constants, but whose outputs are too large for that.
 
-    As nothing holds them back, they run when the step begins: the gradient of a mean.
+    As nothing delays them, they run when the step begins: for example the gradient of a mean.
     """
     large = [
         op
@@ -76,7 +76,7 @@ def from_the_start(
     return backward.intersection(order.leading_to(large))
 
 
-# The bytes of a constant that TensorFlow makes of ops (`common_runtime/constant_folding.cc`).
+# The largest constant that TensorFlow folds, in bytes (`common_runtime/constant_folding.cc`).
 _LARGEST_CONSTANT = 10 * 2**20
 
 
@@ -86,10 +86,10 @@ def pinned(
     buffers: Buffers,
     step: BackwardPass,
 ) -> set[tf.Operation]:
-    """The forward ops whose second run could differ, have an effect, or cannot be had.
+    """The forward ops that must not run twice: a second run could differ, have effects, or fail.
 
-    Of the element-wise ops that make a dropout mask from random numbers, those that make it
-    smaller are pinned as well: it takes fewer bytes to keep the mask than the numbers.
+    Element-wise ops that turn random numbers into something smaller, such as a dropout mask, are
+    pinned as well: to keep the mask takes fewer bytes than to keep the numbers.
     """
     pinned = set()
     later = frozenset(step.graph.get_operations()[step.end :]) if step.traced else None
@@ -117,7 +117,7 @@ def pinned(
         ):
             pinned.add(op)
         elif order.depends_on_time(op) and not op.outputs[0].dtype.is_integer:
-            # Its kernel begins with the first term that nobody else will read. A second run would
-            # be such a reader.
+            # Its kernel starts from the first term that no other op will read; a second run would
+            # be such a reader and change the rounding.
             pinned.add(op)
     return pinned

@@ -1,4 +1,4 @@
-"""What the tensors of a backward pass are: gradients of weights, sums, updates of variables."""
+"""The roles of tensors in a backward pass: gradients of weights, sums, updates of variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memory_saving_gradients.reading.backward import BackwardPass
 
 _READS = frozenset({"ReadVariableOp", "VariableV2", "Variable"})
 
-# What needs this share of all gradients makes them wait for one another.
+# An op that needs more than this share of all gradients makes them wait for one another.
 _MOST = 0.5
 
 
@@ -55,7 +55,7 @@ def roles_of(
 
 
 def _waited_for(step: BackwardPass) -> str:
-    """The op that needs most gradients, and that updates of variables wait for; "" for none."""
+    """An op that needs most gradients and that updates of variables wait for; "" for none."""
     gradients = {t.op: 1 << i for i, t in enumerate(step.results)}
     needs: dict[tf.Operation, int] = {}
     behind: dict[tf.Operation, tf.Operation] = {}  # the first such op that each op waits for

@@ -1,4 +1,4 @@
-"""The order of a step: what must come after what, and the order that schedules are made of."""
+"""The order of a step: additional dependencies, and the topological order for schedules."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from memory_saving_gradients.reading.buffers import Buffers
 def add_order_of_effects(
     graph: nx.DiGraph, created: dict[tf.Operation, int], new: Collection[tf.Operation]
 ) -> None:
-    """Has ops with effects wait for those that differentiation made before them.
+    """Makes each new op with effects wait for the one created before it.
 
-    When a `tf.function` is built, TensorFlow orders them so; any other order would close a cycle.
+    When a `tf.function` is built, TensorFlow orders them like that; another order would close a
+    cycle.
 
     Args:
-        graph: who waits for whom; edges are added.
+        graph: which ops wait for which; edges are added.
         created: the place of each op in the graph.
         new: the ops that differentiation made.
     """
@@ -32,14 +33,15 @@ def add_order_of_effects(
 
 
 def add_order_of_updates(graph: nx.DiGraph, step: BackwardPass) -> None:
-    """Has updates of variables wait for what must not, or had better not, come after them.
+    """Makes updates of variables wait for ops that must not, or should not, come after them.
 
-    What writes to a variable waits for those that read what was read of it before: as long as that
-    is alive, TensorFlow writes to a copy. What reads the gradient of a bias waits for the filter
-    gradient that oneDNN merges that with; an update waits for all readers of what both are made of.
+    An op that writes to a variable waits for the readers of its old value: as long as that is
+    alive, TensorFlow copies the variable. oneDNN merges the gradient of a bias with a filter
+    gradient, so readers of the former wait for the latter; an update waits for all other readers of
+    the gradient that both are computed from.
 
     Args:
-        graph: who waits for whom; edges are added.
+        graph: which ops wait for which; edges are added.
         step: the backward pass, with the ops after it.
     """
     biases = [op for op in graph if op.type == "BiasAddGrad" and op in step.new]
@@ -56,7 +58,7 @@ def add_order_of_updates(graph: nx.DiGraph, step: BackwardPass) -> None:
 
 
 def readers_before(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
-    """The ops that read a variable's value as it was read before `op`, which may write to it.
+    """The ops that read the old value of a variable that `op` may write to.
 
     Args:
         op: an op after the backward pass.
@@ -84,13 +86,13 @@ def planned(
     buffers: Buffers,
     early: Mapping[tf.Operation, tf.Operation],
 ) -> list[tf.Operation]:
-    """The order that schedules are made of: the user's ops as created, then the backward pass.
+    """The topological order for schedules: forward ops as created, then the backward pass.
 
-    Of the backward ops that could run next, the one that reads the latest activation comes
-    first, so that activations die in the reverse of the order in which they were made; an op that
-    reads none goes with those that read its output; the reader of a product that runs `early`, and
-    so takes its first operand, comes right after that. What `tf.gradients` made but does not wait
-    for a gradient runs as soon as it can.
+    Of the backward ops that could run next, the one that reads the latest activation comes first,
+    so that activations die in the reverse of the order in which they were made. An op that reads
+    none goes with the readers of its output. The reader of a product that runs `early` multiplies
+    with the product's first operand, and comes right after the product. New ops that do not wait
+    for a gradient run as soon as they can.
     """
     latest: dict[tf.Operation, int] = {}  # the activation that an op goes with
     reads: set[tf.Operation] = set()
@@ -112,7 +114,7 @@ def planned(
             return -int(op in step.new), 0, False, created[op]
         if op in step.beside:  # before there are gradients
             return 1, 0, False, created[op]
-        # What goes with no activation leads to no other op that matters: the sooner the better.
+        # An op without an activation leads to no other op that matters: it runs as soon as it can.
         return 2, -latest.get(op, len(created)), op not in reads, created[op]
 
     return list(nx.lexicographical_topological_sort(graph, key=key))

@@ -1,4 +1,4 @@
-"""The tensors of a problem: which matter, and which of them an op reads and makes."""
+"""The tensors of a problem: which ones matter, and which of them each op reads and makes."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def makes(
     buffers: Buffers,
     step: Container[tf.Operation],
 ) -> tuple[int, ...]:
-    """The tensors that `op` makes; what it only shows is not among them."""
+    """The tensors that `op` makes, views not among them."""
     owned = (t for t in made_at_all(op, step) if buffers.shown_by(t) is t)
     return tuple(tensor_of[t.name] for t in owned if t.name in tensor_of)
 
 
 def made_at_all(op: tf.Operation, step: Container[tf.Operation]) -> list[tf.Tensor]:
-    """The outputs of `op`; of a branch, and of the lists of a loop, what the step reads.
+    """The outputs of `op`; of branches, and of lists of loops, only those that the step reads.
 
     TensorFlow prunes the others.
     """

@@ -1,4 +1,4 @@
-"""The course of ops that nothing orders: TensorFlow's executor, event by event."""
+"""The order in which TensorFlow's executor runs ops that nothing else orders, event by event."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def executed(
     threads: int,
     early_last: bool = False,
 ) -> list[Event]:
-    """How TensorFlow's executor may run ops that nothing else orders.
+    """Simulates how TensorFlow's executor runs ops that nothing else orders.
 
-    Of the ops that an op made ready, its thread goes on with one and puts the others on its stack;
-    idle threads take the oldest of other stacks (`executor.cc`, and Eigen's pool). So one thread
-    runs depth first, and leaves (the gradients of weights) wait until the chain ends; a second one
-    takes them as they come. Which op a thread goes on with, Grappler's sorting decides; the longest
-    way to the end is what traces show. Cheap ops are run at once.
+    When an op makes others ready, its thread continues with one and puts the rest on its stack;
+    idle threads take the oldest op of another stack (`executor.cc`, and Eigen's pool). So a single
+    thread runs depth first, and leaves (gradients of weights) wait until the chain ends; a second
+    thread takes them as they become ready. The order of Grappler's sorting decides with which op a
+    thread continues; in traces it is the one with the longest path to the end. Cheap ops run at
+    once.
 
     Args:
-        graph: who waits for whom.
+        graph: which ops wait for which.
         operations: the ops, each after those that it waits for.
-        seconds: what ops take, by name; ops that are not there are cheap.
-        threads: how many take ops.
-
-        early_last: whether, of the ops that wait for nothing, those run first whose way to the end
-            is the shortest. Grappler's folding of constants can bring that about; the backward
-            passes of several losses then run one by one, and early. Else they run as given.
+        seconds: the time of ops, by name; ops that are not in it are cheap.
+        threads: the number of threads.
+        early_last: whether ops that wait for nothing start in the order of their path to the end,
+            the shortest first, not in the given order. Grappler's constant folding can cause that;
+            the backward passes of several losses then run one by one, and early.
     """
-    to_end: dict[tf.Operation, tuple[int, int]] = {}  # the place only makes the order definite
+    to_end: dict[tf.Operation, tuple[int, int]] = {}  # the place only breaks ties
     for place, op in reversed(list(enumerate(operations))):
         ways = (to_end[after][0] for after in graph.successors(op))
         to_end[op] = 1 + max(ways, default=0), place
@@ -56,7 +56,7 @@ def _in_threads(
     seconds: Mapping[str, float],
     threads: int,
 ) -> list[Event]:
-    """When threads begin and end ops, of which those that wait for nothing are `begins`."""
+    """The events of all threads; `begins` are the ops that wait for nothing."""
     waiting = dict(graph.in_degree)
     own: list[collections.deque[tf.Operation]] = [collections.deque() for _ in range(threads)]
     at_once: list[collections.deque[tf.Operation]] = [collections.deque() for _ in range(threads)]

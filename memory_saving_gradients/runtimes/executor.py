@@ -1,4 +1,4 @@
-"""TensorFlow's executor: what ops take in it, and in which order they run."""
+"""TensorFlow's executor: the memory that ops use in it, and the order in which it runs them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What XLA fuses: the tensors of a step that it keeps in no buffer.
+"""Fusion in XLA: the tensors of a step that have no buffer.
 
-XLA compiles element-wise ops, and what moves elements about, into the kernels that read them. Such
-a tensor is computed wherever it is read, from what it is made of, as long as that takes less
-traffic to memory than to write it once and read it again (the cost model of XLA:GPU's priority
-fusion, in bytes alone); XLA:CPU computes no dear function twice. Products, convolutions,
-concatenations and whatever else is a kernel of its own read and write memory; reductions write
-their results, but XLA:GPU fuses into them what they read.
+XLA fuses element-wise ops, and ops that only move elements, into the kernels that read them. A
+fused tensor is recomputed in each reader from its sources, as long as that takes less memory
+traffic than writing it once and reading it back (the cost model of XLA:GPU's priority fusion, in
+bytes only); XLA:CPU computes no expensive function twice. Matrix products, convolutions,
+concatenations and other ops are kernels of their own, which read and write memory; reductions write
+their results, but XLA:GPU fuses their producers into them.
 
-tests/runtimes/test_fusion.py holds this against what XLA:CPU makes of small steps, and
-scripts/benchmarks/xla.py against what XLA:GPU makes of the test models.
+tests/runtimes/test_fusion.py compares this with what XLA:CPU compiles for small steps,
+scripts/benchmarks/xla.py with what XLA:GPU compiles for the test models.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds
 
-#: Ops that are computed where they are read. `Slice`, of which the gradients of concatenations
-#: are made, is not among them: see `xla._Gates`.
+#: Ops that are fused into their readers. `Slice`, of which the gradients of concatenations are
+#: made, is not among them: see `rewriting.gates.Gates`.
 _FUSIBLE = kinds.IN_PLACE | frozenset(
     """Acos Acosh Asin Asinh Atan Atan2 Atanh BroadcastTo Cast Complex Conj Cosh
     DepthToSpace Digamma Equal Erfinv Fill FloorDiv FloorMod FusedBatchNorm FusedBatchNormGrad
@@ -31,7 +31,7 @@ _FUSIBLE = kinds.IN_PLACE | frozenset(
     StridedSliceGrad Tile Transpose Unpack Xlog1py ZerosLike""".split()
 )
 
-#: Ops into which XLA:GPU fuses what they read, and which write their results.
+#: Ops that write their results, but into which XLA:GPU fuses their producers.
 _REDUCTIONS = frozenset(
     """All Any ArgMax ArgMin AvgPool AvgPoolGrad BiasAddGrad EuclideanNorm L2Loss Max MaxPool Mean
     Min Prod Sum""".split()
@@ -44,7 +44,7 @@ _ONCE_ON_CPU = frozenset(
     Sinh Softmax Softplus Sqrt Tan Tanh Xdivy Xlog1py Xlogy""".split()
 )
 
-# No kernel computes a longer chain of ops.
+# The longest chain of ops that one kernel computes.
 _DEEPEST = 64
 
 
@@ -54,7 +54,7 @@ def unbuffered(
     bytes_of: Mapping[str, int],
     on_gpu: bool,
 ) -> dict[str, tuple[tf.Tensor, ...]]:
-    """The tensors that are in no buffer, by name, with those that they are computed from.
+    """The tensors that have no buffer, by name, each with the tensors it is computed from.
 
     Args:
         operations: the ops of the step, each after those that it waits for.

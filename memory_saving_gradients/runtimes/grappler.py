@@ -1,10 +1,9 @@
-"""What Grappler does with the plain step, so that the rewritten one is rounded alike.
+"""What Grappler does to the plain step, so that the rewritten step rounds in the same way.
 
-Its arithmetic optimiser makes one sum of several, pulls out common factors, and so on: that changes
-rounding. It leaves alone what has control edges or several readers, and the rewriting would add
-the former and take away the latter. The rules here are those of TensorFlow's
-`arithmetic_optimizer.cc` and `constant_folding.cc`; tests/runtimes/test_grappler.py compares
-results.
+Its arithmetic optimiser merges sums, factors out common factors, and so on, which changes rounding.
+It skips ops with control edges or with several readers; rewriting would add the former and remove
+the latter. The rules here are those of TensorFlow's `arithmetic_optimizer.cc` and
+`constant_folding.cc`; tests/runtimes/test_grappler.py compares results.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ASSOCIATIVE = {
 
 
 def is_merged(op: tf.Operation, unused: Container[str]) -> bool:
-    """Whether Grappler makes something else of a sum, that adds in another order.
+    """Whether Grappler rewrites a sum so that it adds in another order.
 
     Args:
         op: an `AddN`.
@@ -52,13 +51,13 @@ def has_common_factor(op: tf.Operation) -> bool:
 
 
 def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
-    """The inputs of a product that Grappler may take out of it, to where they are known earlier.
+    """The inputs of a product that Grappler may move into another product, which runs earlier.
 
-    Of (g * a) / c it makes g * (a / c). If a is kept from the forward pass, so would be a / c.
+    It turns (g * a) / c into g * (a / c). If a is kept from the forward pass, a / c would be, too.
 
     Args:
         op: an op of the backward pass.
-        late: the ops that need no holding back.
+        late: the ops that need no delay.
     """
     if ASSOCIATIVE.get(op.type) != "product":
         return []
@@ -74,13 +73,13 @@ def multiplied(op: tf.Operation, late: Collection[tf.Operation]) -> list[int]:
 def multiplied_early(
     graph: nx.DiGraph, late: Container[tf.Operation]
 ) -> dict[tf.Operation, tf.Operation]:
-    """The products that Grappler has not wait for their first operand, each with its reader.
+    """The products that Grappler runs before their first operand is there, each with its reader.
 
-    Of (g * a) * c, with a constant c, it makes g * (a * c) in all runs traced so far. So the plain
-    step multiplies a before g is there, and g lives until the second product.
+    It turns (g * a) * c, with a constant c, into g * (a * c) in all runs traced so far. So the
+    plain step scales a before g is there, and g lives until the second product.
 
     Args:
-        graph: who waits for whom.
+        graph: which ops wait for which.
         late: the ops of the backward pass.
     """
     reader_of = {op: _scaled_by(op, graph) for op in graph if op.type == "Mul" and op in late}
@@ -92,12 +91,12 @@ def multiplied_early(
 
 
 def node_of(read: str) -> str:
-    """The node that an input of a node names."""
+    """The name of the node in the name of an input."""
     return read.removeprefix("^").partition(":")[0]
 
 
 def _scaled_by(op: tf.Operation, graph: nx.DiGraph) -> tf.Operation | None:
-    """The only reader of `op`, if it multiplies that by a constant."""
+    """The only reader of `op`, if it multiplies `op` by a constant."""
     readers = list(graph.successors(op))
     if len(readers) != 1 or readers[0].type not in ("Mul", "RealDiv"):
         return None
@@ -107,14 +106,14 @@ def _scaled_by(op: tf.Operation, graph: nx.DiGraph) -> tf.Operation | None:
 
 
 def computation(op: tf.Operation) -> tuple:
-    """Equal for two sums or products of the same."""
+    """A key that is equal for two sums, or two products, of the same inputs."""
     if op.type not in ASSOCIATIVE:
         return (op.name,)
     return op.type, *sorted(t.name for t in op.inputs)
 
 
 def readers_left(op: tf.Operation, unused: Container[str]) -> list[tf.Operation]:
-    """The ops that read `op` once Grappler has folded known shapes and dropped unused ops."""
+    """The readers of `op` after Grappler has folded known shapes and dropped unused ops."""
     if not op.outputs:
         return []
     known = op.outputs[0].shape.is_fully_defined()

@@ -1,20 +1,20 @@
-"""Which ops become one before they run, though control edges lead between them.
+"""Ops that oneDNN merges before they run, even if control edges lead from them.
 
-oneDNN's layout pass (the rules `minfo_` in TensorFlow's `mkl_layout_pass.cc`) makes one op
+oneDNN's layout pass (the rules `minfo_` in TensorFlow's `mkl_layout_pass.cc`) merges
 
-- of a `Pad` and the `Conv2D` without padding that alone reads it, or of the `Pad` and what Grappler
-  has made of that convolution with a bias, a sum and an activation (`_FusedConv2D`);
-- of a `Conv2D` and the `BiasAdd` that alone reads it;
-- of a `Conv2DBackpropFilter` and a `BiasAddGrad` of the same gradient.
+- a `Pad` and the `Conv2D` without padding that is its only reader, or the `Pad` and the op into
+  which Grappler has fused that convolution with a bias, a sum and an activation (`_FusedConv2D`);
+- a `Conv2D` and the `BiasAdd` that is its only reader;
+- a `Conv2DBackpropFilter` and a `BiasAddGrad` of the same gradient.
 
-It asks that both parts have the same control inputs, and not who waits for them. The one op waits
-for all that a part waited for, so what waits for the first part must not lead to what another part
-reads: that would close a cycle, and the step would not run.
+It requires both parts to have the same control inputs, but ignores their control outputs. The
+merged op waits for all that its parts waited for. So an op that waits for the first part must not
+lead to an input of another part: that would close a cycle, and the step could not run.
 
 Grappler's remapper (`remapper.cc`) merges much more: matrix products, convolutions and batch norms
-with biases, sums and activations, products with a maximum or a sigmoid, normalisations. But what
-has control edges it leaves alone (`HasControlFaninOrFanout`, `SubGraphMatcher`), so none of these
-can close a cycle. tests/runtimes/test_merges.py asks TensorFlow again for all of them.
+with biases, sums and activations, products with a maximum or a sigmoid, normalisations. But it
+skips ops with control edges (`HasControlFaninOrFanout`, `SubGraphMatcher`), so it cannot close a
+cycle. tests/runtimes/test_merges.py checks all of them with TensorFlow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, order
 
-# What Grappler merges into a convolution, as far as it is read by one op.
+# Ops that Grappler merges into a convolution, if each is the only reader of the previous one.
 _FUSED = frozenset(
     """BiasAdd Add AddV2 AddN FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Relu Relu6 Elu
     LeakyRelu Tanh Sigmoid""".split()
@@ -37,10 +37,10 @@ _TYPES = frozenset({tf.float32, tf.bfloat16})
 
 
 class Parts:
-    """The ops of a schedule that may become one with later ones, and from where on others may wait.
+    """The ops of a schedule that may be merged with later ones, and who may wait for them.
 
-    For a `BiasAddGrad` nothing waits before the last reader of its gradient has run; for another
-    part, before all is there that the later parts read.
+    Entries may wait for a `BiasAddGrad` only after the last reader of its gradient has run; for
+    another part only after all inputs of the later parts are there.
 
     Args:
         ops: the entries of a schedule.
@@ -61,23 +61,23 @@ class Parts:
         self._left = [op for op in self._last if op.type == "BiasAddGrad"]
 
     def may_be_waited_for(self, op: tf.Operation, entry: int) -> bool:
-        """Whether what comes from `entry` on may wait for `op`."""
+        """Whether the entries from `entry` on may wait for `op`."""
         return self._last.get(op, -1) < entry
 
     def ending(self, ops: Sequence[tf.Operation], entry: int) -> list[tf.Operation]:
-        """Those of `ops` that what comes from `entry` on may wait for; the others are due later."""
+        """Those of `ops` that entries from `entry` on may wait for; the others are put off."""
         self._left += [op for op in ops if not self.may_be_waited_for(op, entry)]
         return [op for op in ops if self.may_be_waited_for(op, entry)]
 
     def due(self, entry: int) -> list[tf.Operation]:
-        """Those put off that what comes from `entry` on waits for, each once."""
+        """Those put off for which entries from `entry` on may wait now; returns each op once."""
         due = [op for op in self._left if self.may_be_waited_for(op, entry)]
         self._left = [op for op in self._left if not self.may_be_waited_for(op, entry)]
         return due
 
 
 def merged(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
-    """The ops that oneDNN makes one of with others, each with one that stands for them all."""
+    """The ops that oneDNN merges with others, each with the representative of its group."""
     together = nx.Graph()
     waited_for = {before for op in graph.get_operations() for before in op.control_inputs}
     for op in graph.get_operations():
@@ -113,7 +113,7 @@ def _is_filter_gradient(op: tf.Operation, gradient: tf.Tensor) -> bool:
 
 
 def _merged_with(op: tf.Operation) -> list[tf.Operation]:
-    """The later ops that a `Pad` or `Conv2D` may become one with, in the order that they run."""
+    """The later ops that may be merged with a `Pad` or `Conv2D`, in execution order."""
     if op.type not in ("Pad", "Conv2D") or op.outputs[0].dtype not in _TYPES:
         return []
     reader = _only_reader(op)
@@ -132,7 +132,7 @@ def _merged_with(op: tf.Operation) -> list[tf.Operation]:
 
 
 def _only_reader(op: tf.Operation) -> tf.Operation | None:
-    """What alone reads the first output of `op`, or a view of it, for more than its shape."""
+    """The only op that reads the first output of `op`, or a view of it, for more than its shape."""
     readers = set(_readers(op.outputs[0]))
     return readers.pop() if len(readers) == 1 else None
 
@@ -147,7 +147,7 @@ def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
 
 
 def _views_between(op: tf.Operation, reader: tf.Operation) -> list[tf.Operation]:
-    """The views of what `op` makes through which `reader` reads it."""
+    """The views through which `reader` reads the output of `op`."""
     views: list[tf.Operation] = []
     for tensor in reader.inputs:
         while kinds.owner(tensor).op is op and tensor.op is not op:
@@ -157,14 +157,14 @@ def _views_between(op: tf.Operation, reader: tf.Operation) -> list[tf.Operation]
 
 
 def _other_reads(op: tf.Operation, later: Sequence[tf.Operation]) -> Iterator[tf.Tensor]:
-    """What the later parts read beside what the parts before them make."""
+    """The inputs of the later parts that are not outputs of earlier parts."""
     inside = {op, *later}
     for part in later:
         yield from (t for t in part.inputs if kinds.owner(t).op not in inside)
 
 
 def _made_at(op: tf.Operation, place: dict[tf.Operation, int]) -> int:
-    """The last entry that `op` is, or waits for through ops that are no entries; else -1."""
+    """The entry of `op`, else the last one that it waits for through ops without one, else -1."""
     last, waiting, seen = -1, [op], {op}
     while waiting:
         op = waiting.pop()

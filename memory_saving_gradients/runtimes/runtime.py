@@ -1,9 +1,10 @@
-"""What runs a step, and so decides how much memory it takes.
+"""The runtime of a step, which determines how much memory the step takes.
 
-What runs is not the graph as written. TensorFlow's executor runs what Grappler makes of it, with
-kernels that take scratch space of their own; XLA fuses and orders it anew. We ask the runtime of a
-step which bytes the graph does not tell, in which order ops run that nothing orders, and which ops
-may run twice. How a rewritten step is held back is in `rewriting.holding`.
+The graph is not executed as written. TensorFlow's executor runs the graph that Grappler has
+optimised, with kernels that need scratch space; XLA fuses and schedules it anew. We ask the runtime
+how it will execute the step: which bytes it needs that the graph does not show, in which order it
+runs ops that nothing orders, and which ops it can run twice. How the copies of a rewritten step are
+delayed is in `rewriting.waves` and `rewriting.gates`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ ShapeOf: TypeAlias = Callable[[tf.Tensor], Sequence[int]]
 
 
 class Runtime(abc.ABC):
-    """What runs a step.
+    """The runtime of a step.
 
     Args:
         device: the device to estimate costs for.
 
     Attributes:
         device: the same.
-        threads: how many ops run at a time, unless a session's own options say otherwise.
-        obeys_control_edges: whether ops wait for more than data.
-        runs_in_sessions: whether a `tf.compat.v1.Session` runs it.
-        keeps_running_sums: whether a sum of a sum and a term is not made one sum of all terms.
-        results_apart: whether what a step returns is in memory that belongs to its caller.
+        threads: how many ops run in parallel, unless the options of a session say otherwise.
+        obeys_control_edges: whether ops wait for control inputs.
+        runs_in_sessions: whether a `tf.compat.v1.Session` can run the step.
+        keeps_running_sums: whether running sums stay, and are not merged into one sum.
+        results_apart: whether the results of a step are in memory that belongs to its caller.
     """
 
     threads = 1
@@ -48,14 +49,14 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
-        """Bytes that `op` takes beside its inputs and outputs while it runs."""
+        """Bytes of scratch space that `op` uses while it runs, besides inputs and outputs."""
 
     def untouched(self, op: tf.Operation, shape: ShapeOf) -> int:
-        """Bytes that `op` allocates beside those, and never writes to."""
+        """Bytes of scratch space that `op` allocates in addition, and never writes to."""
         return 0
 
     def untold_bytes(self, op: tf.Operation, output: int, shape: ShapeOf) -> int:
-        """Bytes of an output that has another size than its shape says; 0 if it has that size."""
+        """Bytes of an output whose size is not that of its static shape; else 0."""
         return 0
 
     def unbuffered(
@@ -64,7 +65,7 @@ class Runtime(abc.ABC):
         results: Collection[tf.Tensor],
         bytes_of: Mapping[str, int],
     ) -> dict[str, tuple[tf.Tensor, ...]]:
-        """The tensors that are in no buffer, by name, with those that they are computed from.
+        """The tensors that have no buffer, by name, each with the tensors it is computed from.
 
         Args:
             operations: the ops of the step, each after those that it waits for.
@@ -74,20 +75,20 @@ class Runtime(abc.ABC):
         return {}
 
     def within(self, op: tf.Operation) -> Runtime:
-        """The runtime of the functions that `op` calls."""
+        """The runtime that executes the functions that `op` calls."""
         return self
 
     def may_copy(self, op: tf.Operation) -> bool:
-        """Whether an op that computes the same again may be added."""
+        """Whether the runtime can run a copy of `op`."""
         return True
 
     def runs_early(
         self, graph: nx.DiGraph, late: Container[tf.Operation]
     ) -> dict[tf.Operation, tf.Operation]:
-        """The products that are computed without their first operand, which their reader reads.
+        """The products that run before their first operand, which their reader multiplies with.
 
         Args:
-            graph: who waits for whom.
+            graph: which ops wait for which.
             late: the ops of the backward pass.
 
         Returns:
@@ -105,14 +106,14 @@ class Runtime(abc.ABC):
     ) -> list[execution_order.Event] | None:
         """The order in which ops begin and end; see `execution_order.executed`.
 
-        None where that is one that keeps little alive: the order of the problem stands for it.
+        None if the runtime itself chooses an order of low memory: that of the problem is then used.
         """
         return execution_order.executed(graph, operations, seconds, threads, early_last)
 
     def merged(self, graph: tf.Graph) -> Mapping[tf.Operation, tf.Operation]:
-        """The ops that become one whatever control edges lead from them.
+        """The ops that the runtime merges, even if control edges lead from them.
 
         Returns:
-            Each of them to one that stands for all that it becomes one with.
+            Each of them to the representative of its group.
         """
         return {}

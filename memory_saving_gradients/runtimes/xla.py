@@ -1,4 +1,4 @@
-"""XLA: what its programs take."""
+"""XLA: the memory that its programs use."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Xla(Runtime):
         early_last: bool,
         threads: int,
     ) -> list[Event] | None:
-        return None  # XLA looks for the order with the least memory itself
+        return None  # XLA itself looks for an order of low memory
 
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
         return gpu_workspace(op, shape) if self.on_gpu else cpu_workspace(op, shape)
@@ -59,7 +59,7 @@ class Xla(Runtime):
         return not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs))
 
 
-#: Where convolutions and their gradients have the filter: among the inputs, or as what they make.
+#: The index of the filter among the inputs of convolutions and gradients; None if it is the output.
 _FILTERS = {"Conv2D": 1, "Conv3D": 1, "Conv2DBackpropInput": 1, "Conv3DBackpropInputV2": 1} | {
     "Conv2DBackpropFilter": None,
     "Conv3DBackpropFilterV2": None,
@@ -67,10 +67,10 @@ _FILTERS = {"Conv2D": 1, "Conv3D": 1, "Conv2DBackpropInput": 1, "Conv3DBackpropI
 
 
 def gpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
-    """Bytes of scratch space that XLA's program for a GPU takes for `op`.
+    """Bytes of scratch space that XLA's program for a GPU needs for `op`.
 
-    cuDNN has filters with the channels of the output first, so they are transposed. Scratch space
-    of kernels that are tuned is not known.
+    cuDNN expects filters with the output channels first, so they are transposed. The scratch space
+    of autotuned kernels is not known.
 
     Args:
         op: the op.
@@ -87,11 +87,11 @@ def gpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
 
 
 def cpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
-    """Bytes of scratch space that XLA's program for a CPU takes for `op`.
+    """Bytes of scratch space that XLA's program for a CPU needs for `op`.
 
-    It transposes the operands of a convolution's gradient. The gradient of a depthwise filter it
-    takes from that of a dense one, of which it keeps the diagonal, and both are there at once. A
-    convolution in groups is made in another layout first.
+    It transposes the operands of a convolution's gradient. It computes the gradient of a depthwise
+    filter as that of a dense one and takes the diagonal; both are alive at once. A grouped
+    convolution is computed in another layout first.
 
     Args:
         op: the op.
