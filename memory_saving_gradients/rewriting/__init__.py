@@ -1,4 +1,4 @@
-"""From a schedule to edits of the graph, and how copies are made to wait.
+"""From a schedule to edits of the graph, and how copies are delayed.
 
 Imports `reading` and what lies below it.
 """

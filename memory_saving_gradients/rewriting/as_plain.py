@@ -1,4 +1,4 @@
-"""What Grappler must find in a rewritten step as in the plain one, so that both round alike."""
+"""Keeps ops of a rewritten step as Grappler expects them, so that it rounds like the plain step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from memory_saving_gradients.runtimes.grappler import (
 
 
 def left_alone(reading: Reading) -> set[str]:
-    """The ops that must wait, and be waited for, by their data alone; by name.
+    """The ops that must not have control edges, by name.
 
-    Sums of which each has a single reader become one, and so do products, and equal ones; a sum of
-    products loses a common factor. What nothing reads yet (a gradient that an optimizer will read)
-    may be merged with what comes. Of a power that has a control edge Grappler makes a wrong graph,
-    sees that it is wrong, and optimises nothing.
+    Grappler merges sums of which each has a single reader, and products likewise; it merges equal
+    ops; and it factors a common factor out of a sum of products. An op that nothing reads yet, such
+    as a gradient that an optimizer will read, may be merged with later ops. For a power with a
+    control edge Grappler builds an invalid graph, notices it, and optimises nothing.
     """
     alone = {op.name for op in reading.operations if op.type == "Pow"}
     running = {op for _, sums in reading.step.sums for op in sums}
@@ -47,9 +47,9 @@ def left_alone(reading: Reading) -> set[str]:
 
 
 def updates(reading: Reading) -> set[str]:
-    """The ops that compute what variables are updated by, by name: Grappler rewrites them freely.
+    """The ops that compute updates of variables, by name: Grappler may rewrite them freely.
 
-    They wait for a gradient, so that they need no control edges of their own.
+    They wait for a gradient, so they need no control edges of their own.
     """
     after = (op for op in reading.operations if op in reading.step.after)
     return {op.name for op in after if op.outputs and not op.op_def.is_stateful}
@@ -58,7 +58,7 @@ def updates(reading: Reading) -> set[str]:
 def keep_unmerged(
     runs: Sequence[Run], copies: Mapping[str, tf.Operation], as_plain: Container[str]
 ) -> None:
-    """Has sums and products that are copied stay unmerged; both have fewer readers than one had."""
+    """Keeps copied sums and products unmerged; original and copy have fewer readers than before."""
     for run in runs:
         if run.copy and run.op.type in ASSOCIATIVE and run.op.name not in as_plain:
             tf_private.set_unmerged(run.op)
@@ -71,5 +71,5 @@ def may_be_reordered(reading: Reading) -> bool:
     return any(op.name in alone and op.type in _FACTORS for op in reading.operations)
 
 
-# What Grappler takes for a product.
+# Ops that Grappler treats as products.
 _FACTORS = frozenset({"Mul", "RealDiv", "Pow"})

@@ -1,10 +1,10 @@
-"""The layers inside a branch of `If` are recomputed, too.
+"""Recomputes the layers inside the branches of an `If`.
 
-TensorFlow differentiates an `If` by another one, which reads what the branches kept: as optional
-values, in a graph for XLA as tensors that only one of the branches fills. Here the second `If` gets
-new branches: each runs the layers of its branch again, and what is recomputed in what order inside
-is planned as for any other step. What must not run twice (random numbers, reads of variables) is
-kept as before.
+The gradient of an `If` is another `If`, which reads the residuals of the branches: optional values,
+or, in a graph for XLA, tensors that only one of the branches fills. We give the second `If` new
+branches: each runs the layers of its forward branch again, and recomputation inside it is planned
+as for any other step. What must not run twice (random numbers, reads of variables) is kept as
+before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memory_saving_gradients.runtimes.runtime import Runtime
 
 _IFS = frozenset({"If", "StatelessIf"})
 _BRANCHES = ("then_branch", "else_branch")
-# What a branch returns where only the other one keeps something.
+# The types of ops that a branch returns for residuals of the other branch.
 _NOTHING = frozenset({"OptionalNone", "FakeParam"})
 
 #: Rewrites a step inside a branch.
@@ -31,23 +31,23 @@ Inside = Callable[[BackwardPass], object]
 
 
 class _CannotRecompute(Exception):
-    """The branch needs what must not run twice and was not kept."""
+    """The branch needs a tensor that must not be recomputed and is not kept."""
 
 
 def has_branches(reading: Reading) -> bool:
-    """Whether a step has an `If` whose gradient could recompute."""
+    """Whether a step has an `If` whose gradient could recompute its branches."""
     return bool(_pairs(reading))
 
 
 def recompute_inside(reading: Reading, inside: Inside) -> dict[tuple[str, int], str]:
-    """Has the gradients of `If`s recompute what the branches did.
+    """Makes the gradients of `If`s recompute the forward branches.
 
     Args:
         reading: the step.
         inside: plans and rewrites the step inside a branch.
 
     Returns:
-        (op, input) to the name of the tensor that it read before, for what now reads another `If`.
+        By (op, input), for inputs that now read another `If`, the name of the tensor read before.
     """
     before: dict[tuple[str, int], str] = {}
     for forward, backward in _pairs(reading):
@@ -69,9 +69,9 @@ def recompute_inside(reading: Reading, inside: Inside) -> dict[tuple[str, int], 
 
 
 def _pairs(reading: Reading) -> list[tuple[tf.Operation, tf.Operation]]:
-    """The `If`s of a step that read what another one kept: that one, and they.
+    """The `If`s of a step and their gradients.
 
-    One with state runs whether or not something reads it, so that nothing can take its place.
+    A gradient with state runs whether or not something reads it, so it cannot be replaced.
     """
     backward = [
         op
@@ -87,7 +87,7 @@ def _forward_of(op: tf.Operation, runtime: Runtime) -> tf.Operation | None:
     if runtime.obeys_control_edges:
         forwards = {t.op for t in op.inputs if t.dtype == tf.variant}
         return forwards.pop() if len(forwards) == 1 and next(iter(forwards)).type in _IFS else None
-    # An earlier one may have made what this one begins with.
+    # Its incoming gradients may come from another `If`, which is earlier.
     ifs = {t.op for t in op.inputs if t.op.type in _IFS and t.op.inputs[0] is op.inputs[0]}
     return next((one for one in reversed(op.graph.get_operations()) if one in ifs), None)
 
@@ -129,8 +129,8 @@ class _Pair:
     """One branch of an `If` and the same branch of its gradient.
 
     Attributes:
-        branch: the name of the attribute that holds it.
-        kept: which outputs of the `If` the gradient still reads.
+        branch: the name of its attribute.
+        kept: the outputs of the `If` that the gradient still reads, by index.
         again: names of the ops of the branch that run again.
     """
 
@@ -143,15 +143,17 @@ class _Pair:
         self._forward, self._backward = forward, backward
         self.kept: set[int] = set()
         self.again: set[str] = set()
-        self._values: dict[str, tf.Tensor] = {}  # of the second branch: what the first computed
-        self._outputs: dict[str, int] = {}  # of the first branch: in which output a tensor is kept
+        #: by name of a tensor of the second branch, the tensor of the first that it is
+        self._values: dict[str, tf.Tensor] = {}
+        #: by name of a tensor of the first branch, the output of the `If` that keeps it
+        self._outputs: dict[str, int] = {}
         for placeholder, passed in zip(self._second.inputs, backward.inputs[1:], strict=True):
             if passed.op is forward:
                 self._take(placeholder, passed.value_index)
         self._run_again(self._values.values())
 
     def _take(self, placeholder: tf.Tensor, output: int) -> None:
-        """Notes what the second branch reads of the first one by an output of the `If`."""
+        """Notes the tensors of the first branch that the second reads by an output of the `If`."""
         value = self._first.outputs[output]
         if value.op.type == "OptionalFromValue":
             value = value.op.inputs[0]
@@ -166,9 +168,9 @@ class _Pair:
         self._values |= {tensor.name: value for tensor in read}
 
     def _run_again(self, tensors: Iterable[tf.Tensor]) -> None:
-        """Decides what runs again, and what is kept as it must not or comes from such."""
+        """Decides what runs again, and what is kept as it cannot be recomputed."""
         makeable: set[tf.Operation] = set()
-        # What a loop begins with for its gradient was made after it.
+        # Not in the order of creation: inputs of a loop may have been added to it later.
         for op in nx.topological_sort(order.dependencies(self._first.get_operations())):
             at_hand = all(t.op in makeable or t.name in self._outputs for t in op.inputs)
             if op.type == "Placeholder" or (
@@ -185,7 +187,7 @@ class _Pair:
                 waiting.extend(tensor.op.inputs)
 
     def joined(self, inputs: Iterable[tf.Tensor], inside: Inside) -> tf.Graph:
-        """The branch of the gradient, which first computes what it needs of the other."""
+        """The new branch of the gradient, which first recomputes the forward branch."""
         body = tf_private.new_function_graph(f"{self._second.name}_recomputing")
         with body.as_default():
             stand_ins: dict[str, tf.Tensor] = {}
@@ -210,7 +212,7 @@ class _Pair:
                         )[0]
             values = transplanted(self._first, list(self._values.values()), known)
             first_new = len(body.get_operations())
-            for i, tensor in enumerate(late):  # the gradients that come in
+            for i, tensor in enumerate(late):  # the incoming gradients
                 stand_ins[tensor.name] = stand_in(tensor, f"grad_ys_{i}")
             known = dict(zip(self._values, values, strict=True))
             for placeholder, tensor in zip(

@@ -1,7 +1,6 @@
-"""How ops are made to wait in a graph that XLA compiles: by data.
+"""Delays ops by data dependencies, in a graph that XLA compiles.
 
-XLA drops control edges and orders the rest as it likes: only data holds an op back. See
-`graph.gate`.
+XLA drops control edges and schedules the rest freely: only data delays an op. See `graph.gate`.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ class Gates(Holding):
         self.backward = reading.new
 
     def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
-        """Holds back what does not read through a gate.
+        """Delays the ops that do not read through a gate.
 
-        A copy that reads weights alone waits for the run before it. And of a convolution's
-        gradient, the operands that are no gradients wait for that which is: XLA transposes them,
-        and would do so in the forward pass and keep both. On a GPU it transposes filters of
-        convolutions too, all before anything else, so there operands wait for one another. The
-        slices of a concatenation's gradient are written out: they are less than what they are
-        computed from. So is what passes a barrier: a product that reads it before might compute it
-        from something else, and both would lie in memory.
+        A copy that reads only weights waits for the run before it. XLA transposes the operands of a
+        convolution's gradient, and would do so in the forward pass and keep both; so the other
+        operands wait for the incoming gradient. On a GPU it also transposes the filters of
+        convolutions, all of them at the start, so there operands wait for one another. The slices
+        of a concatenation's gradient are written to memory: they are smaller than their sources. So
+        are tensors that pass a barrier: an earlier reader might fuse their computation, and both
+        they and their sources would stay in memory.
         """
         graph = runs[0].op.graph
         backward = self.backward
@@ -45,7 +44,7 @@ class Gates(Holding):
         known: dict[tuple[str, ...], tf.Tensor] = {}
 
         def until(after: Sequence[tf.Tensor]) -> tf.Tensor:
-            """The `never` of these; one for all that wait for the same."""
+            """The `never` of these tensors, shared by all that wait for the same ones."""
             names = tuple(t.name for t in after)
             if names not in known:
                 known[names] = gate.never(after)
@@ -71,9 +70,10 @@ class Gates(Holding):
 
 
 def _stretches(reading: Reading, schedule: Schedule) -> list[tuple[int, int, int]]:
-    """Where stretches of recomputed ops start, each between the one before and the one after.
+    """The stretches of recomputed ops, with a gate before each.
 
-    There is a gate before each.
+    Returns:
+        For each the start of the previous one, its own start, and the start of the next one.
     """
     _, again = copied(reading.problem, schedule)
     starts = [place for place in range(1, len(again)) if again[place] and not again[place - 1]]
@@ -81,10 +81,10 @@ def _stretches(reading: Reading, schedule: Schedule) -> list[tuple[int, int, int
 
 
 def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
-    """The gates of a schedule, by the place in it that each comes before.
+    """The gates of a schedule, each by the place that it comes before.
 
-    A loop waits for what the backward ops since the last one made and did not use, so for all of
-    them.
+    A loop waits for the unused outputs of the backward ops since the last gate, and so for all of
+    these ops.
     """
     returned = {t.name for t in reading.step.results}
     gates = {}
@@ -98,11 +98,11 @@ def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
 
 
 def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
-    """As `_loops`; but what a barrier waits for passes it, and is read from there.
+    """Like `_loops`, but the tensors that a barrier waits for pass through it.
 
-    That are results that are finished, and all that is read up to the next one, of the backward
-    pass as well. So do weights and inputs: what is computed from them alone, inside of kernels,
-    would be merged with the original.
+    These are finished results, and all tensors that are read up to the next gate, of the backward
+    pass as well. Weights and inputs also pass: otherwise XLA would merge what kernels compute only
+    from them with the original.
     """
     results = {kinds.owner(t).name for t in reading.step.results}
     gates = {}
@@ -122,7 +122,7 @@ def _since(reading: Reading, entries: Schedule) -> list[tf.Operation]:
 
 
 def _read(reading: Reading, entries: Schedule, of_backward: bool = False) -> list[tf.Tensor]:
-    """What some runs read of the forward pass, or of both, and do not make themselves."""
+    """The tensors of the forward pass, or of both, that some runs read and do not make."""
     problem, graph = reading.problem, reading.step.graph
     made: set[int] = set()
     read: dict[int, tf.Tensor] = {}

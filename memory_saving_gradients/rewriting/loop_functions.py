@@ -1,4 +1,4 @@
-"""Loops of the graph, made of functions of loop variables, and lists of tensors."""
+"""Builds loops from Python functions of loop variables, and lists of tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.rounds import ROUNDS
 from memory_saving_gradients.graph.transplant import stand_in, transplanted
 
-#: Loop variables by what they are; a loop has them in the order of the groups.
+#: Loop variables by role; a loop has them in the order of the groups.
 Groups: TypeAlias = dict[str, list[tf.Tensor]]
 
-# With more, the executor runs rounds ahead, whose memory adds up.
+# With more parallel iterations the executor runs rounds ahead, and their memory adds up.
 PARALLEL = 1
 _LIKE_THE_LOOP = ("_lower_using_switch_merge", "_xla_propagate_compile_time_consts")
 
@@ -38,24 +38,24 @@ def function(name: str, like: Groups, make: Callable[[Groups], Sequence[tf.Tenso
 
 
 def round_function(name: str, like: Groups, make: Callable[[Groups], Groups]) -> Any:
-    """The function of a round, which hands on the groups that `make` leaves out."""
+    """The function of a round; groups that `make` does not return are passed on unchanged."""
     return function(name, like, lambda carry: flat(carry | make(carry)))
 
 
 def new_graph(name: str) -> Any:
-    """The graph of a function that is not there yet."""
+    """The empty graph of a new function."""
     return tf_private.new_function_graph(f"{name}_recomputing_{next(_made)}")
 
 
 def loop_variable(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """A placeholder like a tensor, which tells what it holds if that is a list."""
+    """A placeholder like a tensor, with the element type if it is a list."""
     placeholder = stand_in(tensor, name)
     tf_private.copy_handle_data(tensor, placeholder)
     return placeholder
 
 
 def condition_for(condition: Any, like: Groups) -> Any:
-    """The condition of a loop for more loop variables, which come after its own."""
+    """The condition of a loop with additional loop variables, which come after its own."""
 
     def make(carry: Groups) -> list[tf.Tensor]:
         known = {t.name: now for t, now in zip(condition.inputs, carry["own"], strict=True)}
@@ -73,7 +73,7 @@ def loop(
     of: tf.Operation,
     rounds: int,
 ) -> Groups:
-    """A loop in the default graph, with the attributes of another one; its results."""
+    """Adds a loop to the default graph, with the attributes of another one; returns its results."""
     condition = function(f"{name}_cond", like, lambda carry: [goes_on(carry)])
     body = round_function(name, like, one_round)
     graph = tf.compat.v1.get_default_graph()
@@ -90,7 +90,7 @@ def loop(
 def same_loop(
     name: str, begin: Sequence[tf.Tensor], of: tf.Operation, rounds: int
 ) -> list[tf.Tensor]:
-    """A loop of the same functions in the default graph; its results."""
+    """Adds a loop with the functions of another one to the default graph; returns its results."""
     names = [of.get_attr(attribute).name for attribute in ("cond", "body")]
     tf_private.share_functions(of.graph, tf.compat.v1.get_default_graph())
     shapes = [tf.TensorShape(shape) for shape in of.get_attr("output_shapes")]
@@ -107,7 +107,7 @@ def while_op(
     stateful: bool,
     of: tf.Operation,
 ) -> list[tf.Tensor]:
-    """A loop of functions by name, with the attributes of another one; its results."""
+    """Adds a loop of named functions, with the attributes of another one; returns its results."""
     condition, body = functions
     results = (tf.raw_ops.While if stateful else tf.raw_ops.StatelessWhile)(
         input=list(begin),
@@ -124,13 +124,13 @@ def while_op(
 
 
 def split(variables: Sequence[tf.Tensor], like: Groups) -> Groups:
-    """Loop variables by group again."""
+    """Loop variables by group, the inverse of `flat`."""
     waiting = iter(variables)
     return {group: [next(waiting) for _ in tensors] for group, tensors in like.items()}
 
 
 def empty_list(like: tf.Tensor, most: int | None) -> tf.Tensor:
-    """A list of tensors like one of a function, with room for `most`."""
+    """An empty list for tensors like `like`, with room for `most`."""
     return tf.raw_ops.EmptyTensorList(
         element_shape=_shape(like),
         max_num_elements=tf.constant(-1 if most is None else most),
@@ -139,12 +139,12 @@ def empty_list(like: tf.Tensor, most: int | None) -> tf.Tensor:
 
 
 def push(list_: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """A list with one element more."""
+    """A list with one more element."""
     return tf.raw_ops.TensorListPushBack(input_handle=list_, tensor=tensor)
 
 
 def pop(list_: tf.Tensor, like: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What is left of a list, and what was its last element."""
+    """A list without its last element, and that element."""
     left, tensor = tf.raw_ops.TensorListPopBack(
         input_handle=list_,
         element_shape=_shape(like),
@@ -155,7 +155,7 @@ def pop(list_: tf.Tensor, like: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def item(list_: tf.Tensor, index: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """One element of a list, which stays as it is."""
+    """One element of a list, which is not changed."""
     tensor = tf.raw_ops.TensorListGetItem(
         input_handle=list_,
         index=index,
@@ -172,15 +172,15 @@ def _shape(like: tf.Tensor) -> tf.Tensor:
 
 
 def _name(like: tf.Tensor) -> str:
-    """Beside copies of ops of a function, what stands for a tensor of it has a name like it.
+    """The name of what replaces a tensor of a function, like those of copies of its ops.
 
-    Grappler sorts the terms of a sum by name.
+    Grappler sorts the terms of a sum by name, so the names must sort alike.
     """
     return f"inlined/{like.op.name}"
 
 
 def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """A tensor whose shape Grappler knows as well: it fuses ops by that."""
+    """A tensor with a static shape, which Grappler needs to fuse ops."""
     if like.dtype not in kinds.HANDLES and like.dtype != tf.variant:
         tensor = tf.ensure_shape(tensor, like.shape, name=_name(like))
     tf_private.copy_handle_data(like, tensor)

@@ -1,14 +1,15 @@
-"""The rounds of a loop are computed again by its gradient.
+"""Makes the gradient of a loop recompute the rounds of the loop.
 
-TensorFlow has a loop push what every round computes to lists, and the gradient pop it: bytes that
-grow with the rounds. Here, in place, the loop pushes only what a round begins with. On *one level*
-each round of the gradient computes its round again. On *two levels* the loop becomes one over
-segments of `every` rounds, which pushes what a segment begins with; the gradient runs a segment
-again as TensorFlow did, and then TensorFlow's gradient over it, as it is. With segments of √n
-rounds, n rounds take O(√n) bytes (Chen et al., "Training Deep Nets with Sublinear Memory Cost",
-2016; for recurrent networks Gruslys et al., "Memory-Efficient Backpropagation Through Time", 2016).
+TensorFlow's loop pushes the values of every round to lists, and its gradient pops them: the bytes
+grow with the number of rounds. We edit the loop so that it pushes only the state at the start of a
+round. On *one level* each round of the gradient recomputes its round. On *two levels* the loop
+becomes a loop over segments of `every` rounds, and pushes the state at the start of a segment; the
+gradient runs a segment again as TensorFlow's loop did, and then TensorFlow's own gradient over it.
+With segments of √n rounds, n rounds need O(√n) bytes (Chen et al., "Training Deep Nets with
+Sublinear Memory Cost", 2016; for recurrent networks Gruslys et al., "Memory-Efficient
+Backpropagation Through Time", 2016).
 
-All is added up in the order in which TensorFlow's gradient does it.
+All sums are added in the order of TensorFlow's gradient.
 """
 
 from __future__ import annotations
@@ -46,19 +47,22 @@ from memory_saving_gradients.rewriting.loop_functions import (
 )
 from memory_saving_gradients.rewriting.rewrite import behind_gates
 
-#: Rewrites the step in a round of a gradient.
+#: Plans and rewrites the step in a round of a gradient.
 Inside: TypeAlias = Callable[[BackwardPass], object]
 
 _SUMS = frozenset({"Add", "AddV2", "AddN", "Mul"})
 
 
 def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
-    """Has each round of the gradient of a loop compute its round again; that gradient, made anew.
+    """Makes each round of the gradient of a loop recompute its round.
 
     Args:
         pair: the loop and its gradient.
-        most: how many rounds there are at most, where lists have to know.
+        most: the maximum number of rounds, if lists need a fixed capacity.
         inside: plans and rewrites a round of the gradient.
+
+    Returns:
+        The new gradient.
     """
     start = pair.to_begin
     pushed = [*(pair.body.inputs[i] for i in start.states), *start.once]
@@ -84,15 +88,18 @@ def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
 def two_levels(
     pair: LoopPair, every: int | tf.Tensor, most: int | None, rounds: int, segments: int
 ) -> tf.Operation:
-    """Has the gradient of a loop compute segments of its rounds again; that, made anew.
+    """Makes the gradient of a loop recompute segments of its rounds.
 
     Args:
         pair: the loop and its gradient.
-        every: the rounds of a segment, where the last may have fewer: an int where lists have to
-            know how long they are, else an int or an int32 tensor of the loop's graph.
-        most: how many rounds there are at most, where lists have to know.
-        rounds: how many rounds a segment is expected to have.
-        segments: how many segments are expected.
+        every: the rounds of a segment, of which the last may have fewer: an int if lists need a
+            fixed capacity, else an int or an int32 tensor of the loop's graph.
+        most: the maximum number of rounds, if lists need a fixed capacity.
+        rounds: the expected number of rounds of a segment.
+        segments: the expected number of segments.
+
+    Returns:
+        The new gradient.
     """
     with apart(pair.forward.graph, "recompute"):
         kept = _forward_in_segments(pair, tf.convert_to_tensor(every, tf.int32), most, rounds)
@@ -104,7 +111,7 @@ def two_levels(
 
 
 def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rounds: int) -> Groups:
-    """Makes a loop one over segments: what it pushes, and how many segments of how many rounds."""
+    """Turns a loop into one over segments; returns its lists, and the counts it ends with."""
     start = pair.to_go_on
     states = [pair.body.inputs[i] for i in start.states]
     length = None if most is None else -(-most // int(tf.get_static_value(every)))
@@ -164,7 +171,7 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
 def _backward_in_segments(
     pair: LoopPair, kept: Groups, length: int | None, expected: int
 ) -> tf.Operation:
-    """The gradient of a loop as one over segments."""
+    """The gradient of a loop over segments."""
     start = pair.to_go_on
     states = [pair.body.inputs[i] for i in start.states]
     segments, every = kept["counts"]
@@ -179,7 +186,7 @@ def _backward_in_segments(
 
     def backward(carry: Groups) -> Groups:
         segments, every, done = carry["counts"]
-        before = (segments - 1 - done) * every  # so many rounds
+        before = (segments - 1 - done) * every  # the rounds before this segment
         rounds = tf.cast(carry["own"][2], tf.int32)
         rounds = tf.where(tf.equal(done, 0), rounds - before, every)
         popped = [*map(pop, carry["states"], states)]
@@ -218,7 +225,7 @@ def _segment_again(
     length: int | None,
     expected: int,
 ) -> dict[int, tf.Tensor]:
-    """Runs a segment once more: the lists for its gradient."""
+    """Runs a segment again; returns the lists for its gradient."""
     start = pair.to_go_on
     lists = []
     for i in pair.again:
@@ -260,10 +267,10 @@ def _segment_again(
 def _round(
     pair: LoopPair, own: Sequence[tf.Tensor | None], also: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """A round of the loop, without the lists that its gradient does not need any more.
+    """A round of the loop, without the lists that its gradient no longer needs.
 
     Returns:
-        Its loop variables after it, and what the tensors `also` of the body are.
+        The loop variables after the round, and the values of the tensors `also` of the body.
     """
     names = [t.name for t in pair.body.inputs]
     known = {name: t for name, t in zip(names, own, strict=True) if t is not None}
@@ -271,7 +278,7 @@ def _round(
     wanted = [*(pair.body.outputs[i] for i in others), *also]
     with _merged_as(pair) as alone:
         results = transplanted(pair.body, wanted, known, also=pair.body.control_outputs)
-    # Grappler fuses nothing with an op that something waits for.
+    # Grappler does not fuse an op that has control outputs.
     tf_private.add_control_inputs(kinds.owner(results[0]).op, alone)
     after = dict(zip(others, results, strict=False))
     return [after.get(i, own[i]) for i in range(len(names))], results[len(others) :]
@@ -280,17 +287,17 @@ def _round(
 def _again(
     pair: LoopPair, wanted: Sequence[tf.Tensor], known: Mapping[str, tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Tensors of a round, computed again."""
+    """Recomputes tensors of a round."""
     with _merged_as(pair):
         return transplanted(pair.body, wanted, known, waiting_for_others=False)
 
 
 @contextlib.contextmanager
 def _merged_as(pair: LoopPair) -> Iterator[list[tf.Operation]]:
-    """Within it, Grappler is to merge copies of ops as it does those of the loop.
+    """Within it, copied ops are marked so that Grappler merges them as it does those of the loop.
 
-    It merges an op into its only reader. Where a list for the gradient was another one, there is
-    none any more: such copies are in the list that is yielded, then.
+    Grappler merges an op into its only reader. A list for the gradient was one more reader, which
+    copies no longer have. Yields a list, which contains such copies at the end.
     """
     graph = tf.compat.v1.get_default_graph()
     first_new = len(graph.get_operations())
@@ -311,7 +318,7 @@ def _merged_as(pair: LoopPair) -> Iterator[list[tf.Operation]]:
 def _gradient(
     pair: LoopPair, own: list[tf.Tensor], values: Mapping[int, tf.Tensor]
 ) -> list[tf.Tensor]:
-    """A round of the gradient, with what was computed again in the place of what it would pop."""
+    """A round of the gradient, with recomputed values instead of those that it would pop."""
     known = {t.name: now for t, now in zip(pair.gradient.inputs, own, strict=True)}
     for i, list_ in pair.popped.items():
         if list_ in values:
@@ -324,9 +331,9 @@ def _gradient(
 
 
 def _at_hand(pair: LoopPair, start: Start) -> Groups:
-    """What the gradient reads of outside: what no round changes, and what variables are.
+    """The inputs of the gradient from outside: loop invariants, and values of variables.
 
-    They are read before the loop, as an update may come before the gradient.
+    Variables are read before the loop, as an update may come before the gradient.
     """
     reads = {}
     for name, i in start.reads.items():
@@ -346,7 +353,7 @@ def _at_hand(pair: LoopPair, start: Start) -> Groups:
 def _known(
     pair: LoopPair, start: Start, carry: Groups, begin: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """What stands for tensors of the body where a round is computed again."""
+    """The replacements for tensors of the body when a round is recomputed."""
     inputs = pair.body.inputs
     names = [inputs[i].name for i in start.states] + [t.name for t in start.once]
     known = dict(zip(names, begin, strict=True))
@@ -356,9 +363,9 @@ def _known(
 
 
 def _given(tensor: tf.Tensor) -> tf.Tensor:
-    """What a gradient begins a segment with.
+    """An input of the gradient of a segment.
 
-    Grappler sorts the terms of a sum by name; by this one it comes where the loop variable did.
+    Grappler sorts the terms of a sum by name; with this name it sorts like the loop variable.
     """
     return tensor if tensor.dtype == tf.resource else tf.identity(tensor, "gradients/given")
 
@@ -366,11 +373,11 @@ def _given(tensor: tf.Tensor) -> tf.Tensor:
 def _round_of_gradient(
     pair: LoopPair, more: Groups, pushed: Sequence[tf.Tensor], inside: Inside
 ) -> Any:
-    """The function of a round of the gradient, which computes its round again, as planned.
+    """The function of a round of the gradient, which recomputes its round as planned.
 
     Args:
         pair: the loop and its gradient.
-        more: the loop variables that are new.
+        more: the new loop variables.
         pushed: the tensors of the body that the loop pushes.
         inside: plans and rewrites the step in the function.
     """
@@ -397,7 +404,7 @@ def _round_of_gradient(
 def _change(
     op: tf.Operation, condition: Any, body: Any, more: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Gives a loop other functions and more loop variables, which an error takes back."""
+    """Gives a loop other functions and more loop variables; an error undoes it."""
     condition_before, body_before = (
         tf_private.function_graph(op.graph, op.get_attr(name).name) for name in ("cond", "body")
     )
@@ -409,7 +416,7 @@ def _change(
 
 
 def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> None:
-    """Has a loop run as before. Loop variables cannot be taken away: it hands them on."""
+    """Makes a loop run as before. Loop variables cannot be removed, so it passes them on."""
     own = len(body.inputs)
     like = {"own": body.inputs, "more": [*op.inputs][own:]}
 
@@ -423,7 +430,7 @@ def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> 
 
 
 def _new_gradient(pair: LoopPair, condition: Any, body: Any, more: Groups) -> tf.Operation:
-    """The gradient of a loop with other functions and more loop variables, which all read now."""
+    """Replaces the gradient of a loop by one with other functions and more loop variables."""
     old = pair.backward
     new = flat(more)
     names = [tf_private.function_of(one, old.graph) for one in (condition, body)]

@@ -1,8 +1,8 @@
-"""What Grappler makes of a rewritten step, before a session runs it.
+"""How Grappler's optimisations change the peak of a rewritten step, before a session runs it.
 
-The step as written and as optimised are replayed alike: an op runs in its place of the schedule,
-or, where it no longer waits for what comes before that, as soon as it can. What the optimised one
-holds beyond the other, the plan does not know.
+We replay the step twice, as written and as optimised: an op runs at its place in the schedule, or
+as soon as it can, if it no longer waits for the ops before. The difference between the peaks is not
+known to the plan.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from memory_saving_gradients.planning.problem import Schedule
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.runtimes import grappler
 
-# By how many places of the schedule an op may be early: those of a few waves.
+# How many places of the schedule an op may be early without being moved: those of a few waves.
 _SLACK = 64
 
 
 def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> int:
     """The bytes by which Grappler raises the peak of a rewritten step.
 
-    None are found where Grappler fails: a session then runs the graph as it is written.
+    It is 0 if Grappler fails: a session then runs the graph as written.
 
     Args:
         reading: the step.
-        schedule: what it was rewritten by.
-        names: what runs, ops and copies, in the order of the schedule.
+        schedule: the schedule by which it was rewritten.
+        names: the names of its runs, ops and copies, in the order of the schedule.
     """
     step = reading.step
     written = step.graph.as_graph_def()
@@ -45,7 +45,7 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
     count = 0
     for name, index in zip(names, schedule, strict=True):
         place[name] = count
-        count += reading.operations[index] not in step.after  # updates take their data's time
+        count += reading.operations[index] not in step.after  # updates run right after their data
         for t in reading.problem.ops[index].outputs:
             tensor = reading.problem.tensors[t]
             sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
@@ -61,15 +61,15 @@ def _peak(
     sizes: Mapping[str, int],
     operations: Mapping[str, tf.Operation] = types.MappingProxyType({}),
 ) -> int:
-    """The most bytes that nodes hold at once, each run as late as the schedule says or can be.
+    """The most bytes that nodes hold at once, when each runs at its place in the schedule.
 
     Args:
         nodes: the nodes.
         fetches: the tensors that live to the end.
-        place: where nodes are in the schedule, by name.
-        sizes: the bytes of tensors.
-        operations: the ops that nodes are, by name: sums and products among them may hand on an
-            operand, which Grappler has not taken out yet.
+        place: the place of nodes in the schedule, by name.
+        sizes: the bytes of tensors, by name.
+        operations: the ops of the nodes, by name, if Grappler has not optimised them: sums and
+            products with a neutral operand are then still there, as views of the other operand.
     """
     by_name = {node.name: node for node in nodes}
     end_of_step = max(place.values()) + 1
@@ -96,8 +96,8 @@ def _peak(
         if shown is not None:
             owner[output] = read[shown]
         elif node.op == "Const":
-            size[output] = 0  # not the step's
-        elif node.op in grappler.ASSOCIATIVE:  # of other operands than in the plan, maybe
+            size[output] = 0  # constants are not counted
+        elif node.op in grappler.ASSOCIATIVE:  # its operands may differ from the plan's
             size[output] = min(size.get(output, 0), max(size.get(tensor, 0) for tensor in read))
         for tensor in read:
             over = node.op in kinds.IN_PLACE and size.get(output) == size.get(tensor)

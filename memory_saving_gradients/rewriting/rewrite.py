@@ -1,8 +1,8 @@
-"""From a schedule to edits of the graph that `tf.gradients` has just extended.
+"""Edits the graph that `tf.gradients` has just extended so that it follows a schedule.
 
-An op that a schedule runs a second time is copied; its inputs are the newest copies of its
-tensors, and the backward ops that come later read the copies. TensorFlow's executor runs an op as
-soon as its inputs are there, so a copy must be told to wait: see `waves` and `gates`.
+An op that a schedule runs a second time is copied. The copy reads the newest copies of its inputs,
+and later backward ops read the copy. As an op runs as soon as its inputs are there, copies have to
+be delayed: see `waves` and `gates`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from memory_saving_gradients.runtimes.xla import Xla
 
 @dataclasses.dataclass(frozen=True)
 class _Reference:
-    """What an op reads: an output of an op, or of a copy that is yet to be made."""
+    """An input of an op: the output of an op, or of a copy that is still to be made."""
 
     op: tf.Operation
     index: int
-    copy: str | None = None  # the node of the copy, None for the op itself
+    copy: str | None = None  # the name of the copy's node; None for the op itself
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ NOT_DIFFERENTIABLE = "MemorySavingGradientsCopy"
 def _refuse(op: tf.Operation, *grads: tf.Tensor) -> None:
     raise NotImplementedError(
         f'"{op.name}" was recomputed by memory_saving_gradients, and TensorFlow\'s own gradients '
-        "would miss what flows through the original. For a gradient of a gradient, call "
+        "would miss the part that flows through the original. For a gradient of a gradient, call "
         "memory_saving_gradients.gradients() the second time, too."
     )
 
@@ -59,16 +59,16 @@ tf_private.save_without(NOT_DIFFERENTIABLE)
 def rewrite(
     reading: Reading, schedule: Schedule, moved: Mapping[tuple[str, int], str] | None = None
 ) -> list[str]:
-    """Makes the graph follow a schedule; an error leaves its ops as they are.
+    """Makes the graph follow a schedule; an error leaves its ops unchanged.
 
     Args:
         reading: the step as it was read.
-        schedule: what to run, in which order.
-        moved: (op, input) to the name of what it read when it was differentiated, for inputs that
-            have been changed since.
+        schedule: the schedule.
+        moved: by (op, input), for inputs that have been changed since differentiation, the name of
+            the tensor that the op read then.
 
     Returns:
-        The names of what runs, ops and copies, in the order of the schedule.
+        The names of the runs, ops and copies, in the order of the schedule.
     """
     with tf_private.all_or_nothing():
         before, nodes = _edit(reading, schedule)
@@ -82,13 +82,13 @@ def rewrite(
     return nodes
 
 
-#: How ops are made to wait, by what runs them.
+#: How ops are delayed, by runtime.
 _HOLDING: dict[type[Runtime], Callable[[Reading, Schedule], Holding]]
 _HOLDING = {Executor: Waves, Xla: Gates}
 
 
 def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], str], list[str]]:
-    """Edits the graph; returns what the inputs read before that read copies now, and what runs."""
+    """Edits the graph; returns what changed inputs read before, and the names of the runs."""
     edits = _Edits(reading)
     holding = _HOLDING[type(reading.step.runtime)](reading, schedule)
     first, again = copied(reading.problem, schedule)
@@ -118,7 +118,7 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
     return before, [run.copy or run.op.name for run in edits.runs]
 
 
-#: By graph: a result that passes gates -> what is behind the last one. Names.
+#: By graph: the name of a result that passes gates -> that of the tensor behind the last gate.
 _behind: weakref.WeakKeyDictionary[tf.Graph, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
@@ -129,30 +129,30 @@ def _note_behind(tensor: tf.Tensor, later: str) -> None:
 
 
 def behind_gates(tensor: tf.Tensor) -> tf.Tensor:
-    """What whoever the step is for reads instead of a result of it, which may have passed gates."""
+    """The tensor that readers outside the step read instead of a result: behind all gates."""
     name = _behind.get(tensor.graph, {}).get(tensor.name, tensor.name)
     return tensor.graph.get_tensor_by_name(name)
 
 
-#: By graph: (op, input) -> the tensor that it read before it was made to read a copy. Names, as
-#: an op would keep its graph alive.
+#: By graph: (op, input) -> the tensor that it read before it was changed to read a copy. These are
+#: names, as an op would keep its graph alive.
 _rerouted: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[str, int], str]]
 _rerouted = weakref.WeakKeyDictionary()
 
 
-#: The attribute of a graph with what takes back how its loops were rewritten, newest last. That
-#: knows ops: anywhere else it would keep the graph alive.
+#: The attribute of a graph with the functions that undo the rewriting of its loops, newest last.
+#: They refer to ops: stored anywhere else they would keep the graph alive.
 _OF_LOOPS = "memory_saving_gradients_of_loops"
 
 
 def plain_when_differentiated(graph: tf.Graph, edits: Sequence[Callable[[], object]]) -> None:
-    """Has edits of loops taken back for good when their graph is differentiated again.
+    """Registers edits of loops, which are undone for good if their graph is differentiated again.
 
-    TensorFlow adds to a loop what the gradient of its gradient needs.
+    TensorFlow then adds to the loop what the gradient of its gradient needs.
 
     Args:
         graph: the graph.
-        edits: what takes them back, newest last.
+        edits: the functions that undo them, newest last.
     """
     before = getattr(graph, _OF_LOOPS, [])
     tf_private.can_be_undone(functools.partial(setattr, graph, _OF_LOOPS, before))
@@ -161,9 +161,9 @@ def plain_when_differentiated(graph: tf.Graph, edits: Sequence[Callable[[], obje
 
 @contextlib.contextmanager
 def as_differentiated(graph: tf.Graph, ops: Container[str]) -> Iterator[None]:
-    """Within it, the rewritten ones of `ops` read what they did before any rewriting.
+    """Within it, those of `ops` that were rewritten read what they read before.
 
-    To differentiate a rewritten graph again would miss what flows through the originals of
+    Differentiating a rewritten graph would miss the gradients that flow through the originals of
     recomputed tensors.
 
     Args:
@@ -187,14 +187,14 @@ def as_differentiated(graph: tf.Graph, ops: Container[str]) -> Iterator[None]:
 
 
 class _Edits:
-    """All that is to change, worked out before anything does.
+    """All edits, collected before any is made.
 
     Attributes:
         nodes: the copies to make, by name, each with the op that it copies.
         gates: the gates to make, in a graph for XLA.
-        outside: the existing tensors that those read, by the name they go by in them.
-        inputs: (op, input, what it shall read), for ops that read a copy from now on.
-        runs: the schedule.
+        outside: the existing tensors that these nodes read, by the name used in the nodes.
+        inputs: (op, input, new reference), for ops that are to read a copy.
+        runs: the entries of the schedule.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -227,7 +227,7 @@ class _Edits:
         self.runs.append(Run(op, copy, in_backward))
 
     def _newest_of(self, tensor: tf.Tensor) -> _Reference:
-        """The newest copy of `tensor`; views of copied tensors are copied on the way."""
+        """The newest copy of `tensor`; copies views of copied tensors as needed."""
         if tensor.name in self._reading.made_of:
             return self._computed_again(tensor)
         views = []
@@ -238,7 +238,7 @@ class _Edits:
         reference = _Reference(tensor.op, output, copy)
         for view in reversed(views if copy else []):
             if not calls.may_repeat(view.op):
-                continue  # a check that hands on its input: the original has checked the same
+                continue  # a check that returns its input: the original has checked the same
             key = view.op.name, reference.name
             if key not in self._views:
                 references = [_Reference(t.op, t.value_index) for t in view.op.inputs]
@@ -252,7 +252,7 @@ class _Edits:
         return tensor.name if number is None else self._reading.problem.tensors[number].name
 
     def _computed_again(self, tensor: tf.Tensor) -> _Reference:
-        """A tensor that is in no buffer, from the newest copies of what it is computed from."""
+        """A tensor without a buffer, computed from the newest copies of its sources."""
         op = tensor.op
         references = [self._newest_of(t) for t in op.inputs]
         if not any(reference.copy for reference in references):
@@ -264,8 +264,7 @@ class _Edits:
 
     def _copy(self, op: tf.Operation, references: Sequence[_Reference]) -> str:
         node = op.node_def
-        # Grappler sorts the inputs of a sum or product by name: a copy's must come where its
-        # original's would.
+        # Grappler sorts the inputs of a sum or product by name: a copy must sort like its original.
         with op.graph.name_scope(None):
             node.name = op.graph.unique_name(op.name + COPY)
         node.attr.pop("_class", None)
@@ -275,7 +274,7 @@ class _Edits:
         return node.name
 
     def add_gate(self, opening: gate.Gate) -> None:
-        """Has what comes next read the newest copies of some tensors through a gate."""
+        """Makes later entries read the newest copies of some tensors through a gate."""
         graph, tensors = self._reading.step.graph, opening.tensors
         make = gate.barrier_node
         if opening.after is not None:
@@ -290,13 +289,13 @@ class _Edits:
         self._passed.update(tensor.name for tensor in tensors)
 
     def results(self) -> list[tuple[tf.Tensor, _Reference]]:
-        """The gradients that pass a gate, each with what is behind the last one."""
+        """The gradients that pass gates, each with the reference behind the last gate."""
         made = [t for t in self._reading.step.results if t.op.name in self._reading.new]
         passed = [t for t in made if kinds.owner(t).name in self._passed]
         return [(tensor, self._newest_of(tensor)) for tensor in passed]
 
     def _input(self, reference: _Reference) -> str:
-        """By what name a node reads it."""
+        """The name by which a node reads a reference."""
         if reference.copy:
             return reference.name
         self.outside[f"outside/{reference.name}"] = reference.op.outputs[reference.index]
@@ -304,9 +303,9 @@ class _Edits:
 
 
 def _make_copies(edits: _Edits, with_control_edges: bool) -> dict[str, tf.Operation]:
-    """Adds the copies to the graph, in one step, with the devices and attributes of the ops.
+    """Adds all copies to the graph at once, with the devices and attributes of the ops.
 
-    Where control edges are not obeyed, one could only lead to an op that nothing reads any more.
+    Where control edges are not obeyed we add none: they could lead to ops that nothing reads.
     """
     if not edits.nodes:
         return {}
@@ -334,6 +333,6 @@ def _make_copies(edits: _Edits, with_control_edges: bool) -> dict[str, tf.Operat
 
 
 def before_writes(op: tf.Operation) -> None:
-    """Has what writes to the variables that `op` reads wait for it; it may only come later."""
+    """Makes ops that write to the variables that `op` reads wait for it; all of them come later."""
     for writer in calls.writers(op):
         tf_private.add_control_inputs(writer, [op])

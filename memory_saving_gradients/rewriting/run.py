@@ -1,4 +1,4 @@
-"""The entries of a schedule as ops and copies, and who makes them wait for one another."""
+"""The entries of a schedule as ops and copies, and the interface of what delays them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph.gate import Gate
 
-#: What the names of copies end in, before a number.
+#: The suffix of the names of copies; a number may follow.
 COPY = "/recomputed"
 
 
@@ -24,11 +24,11 @@ class Run:
 
 
 class Holding(abc.ABC):
-    """How the ops of one schedule are made to wait; made of the plain step, before any edit.
+    """How the ops of a schedule are delayed; created from the plain step, before any edit.
 
     Attributes:
-        gates: the gates that what comes later reads through, by the place in the schedule that
-            each comes before.
+        gates: the gates, each by the place of the schedule that it comes before; later ops read
+            through it.
     """
 
     gates: Mapping[int, Gate]
@@ -39,5 +39,5 @@ class Holding(abc.ABC):
 
         Args:
             runs: the entries of the schedule.
-            copies: the copies that they name.
+            copies: the copies, by the names in `runs`.
         """

@@ -1,16 +1,16 @@
-"""What makes gradients wait for one another: sums, and ops that hand on many tensors at once.
+"""Replaces ops that make gradients wait for one another: long sums, and identities of many tensors.
 
-An `AddN` runs when its last term is there, and until then all of them live. Running sums take in
-one term after the other, over the buffer of the first.
+An `AddN` runs when its last term is there, and until then all terms are alive. Running sums add one
+term after the other, in the buffer of the first.
 
-The kernel of `AddN` adds from left to right, beginning with the first term that nobody else will
-read (`aggregate_ops.cc`), and Grappler sorts its inputs by name before (`CanonicalizeNode`).
-Running sums that add in this order round alike. They need not come in this order: of the gradients
-of an unrolled loop "step0" is made last. Where too many would wait for that, they are added as they
-come, and the sum is equal to rounding.
+The kernel of `AddN` adds from left to right, starting from the first term that no other op will
+read (`aggregate_ops.cc`); before that, Grappler sorts the terms by name (`CanonicalizeNode`).
+Running sums in this order round in the same way. But terms may become ready in another order: in an
+unrolled loop, the gradient of "step0" comes last. Where too many terms would wait for that, we add
+them as they come, and the sum agrees with the plain one only up to rounding.
 
-Keras hands all gradients through one `IdentityN` to its optimizers. Grappler takes that out; so
-that we see what waits for what, it is taken out before.
+Keras passes all gradients through one `IdentityN` to its optimizers. Grappler removes it; we remove
+it first, to see the real dependencies.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.runtimes import grappler
 
-# Smaller terms take less time to be added than an op takes to be run.
+# Sums of smaller terms stay whole: adding them takes less time than launching an op.
 _LEAST_BYTES = 2**15
 
-# The kernel adds so many terms to one another before it adds them to the sum of those before; what
-# is left over comes first, with as many as make it two at least.
+# The kernel adds groups of this many terms, and adds each group to the sum of the previous ones.
+# The first group has the remainder, but at least two terms.
 _AT_A_TIME = 8
 
-# So many terms may wait, for a sum that stays whole or is rounded as in the plain step; where it
-# takes more, they are added as they come.
+# The most terms that may wait in a sum that stays whole, or in running sums that round as the plain
+# step does. If more would wait, terms are added as they come.
 _MOST_WAITING = 8
 
 
 def taken_apart(step: BackwardPass, running_sums: bool = True) -> BackwardPass:
-    """Has gradients wait no more for one another, as far as the values allow.
+    """Removes what makes gradients wait for one another, as far as the values allow.
 
-    A sum stays whole where it is small, where something waits for it by a control edge, and where
-    few terms would wait but in no order that running sums could take.
+    A sum stays whole if it is small, if something waits for it by a control edge, or if few terms
+    would wait and the plain order of its terms is not known.
 
     Args:
         step: a backward pass, as TensorFlow made it.
-        running_sums: whether to put running sums in the place of sums of many terms.
+        running_sums: whether to replace sums of many terms by running sums.
 
     Returns:
-        The backward pass without what was taken apart.
+        The backward pass after the replacements.
     """
     if not step.runtime.keeps_running_sums:
         return step
@@ -89,13 +89,13 @@ def taken_apart(step: BackwardPass, running_sums: bool = True) -> BackwardPass:
 
 
 def _read_past(op: tf.Operation) -> None:
-    """Has what reads an identity of many tensors read those, as Grappler does."""
+    """Makes the readers of an `IdentityN` read its inputs, as Grappler does."""
     for given, handed_on in zip(op.inputs, op.outputs, strict=True):
         tf_private.reroute(handed_on, given)
 
 
 def _most_waiting(op: tf.Operation, terms: Sequence[tf.Tensor]) -> int:
-    """How many terms live at once, if they are made as listed and added in another order."""
+    """The most terms alive at once if made in the order of `op` and added in that of `terms`."""
     place = {t.name: i for i, t in enumerate(terms)}
     made: set[int] = set()
     added = most = 0
@@ -108,16 +108,16 @@ def _most_waiting(op: tf.Operation, terms: Sequence[tf.Tensor]) -> int:
 
 
 def _least_bytes(tensor: tf.Tensor) -> int:
-    """The bytes of a tensor whose unknown dimensions are large."""
+    """The bytes of a tensor, if unknown dimensions are 1024."""
     known = [size or 2**10 for size in (tensor.shape.as_list() if tensor.shape.rank else [])]
     return int(tf.TensorShape(known).num_elements()) * tensor.dtype.size
 
 
 def _is_read_once(step: BackwardPass, *tensors: tf.Tensor) -> bool:
-    """Whether nothing holds the buffer of one of the tensors beside the one op that reads it.
+    """Whether the buffer of one of the tensors is held only by the one op that reads it.
 
-    The kernel puts the first such term in the place of the first of all; of the first two it is
-    all the same which.
+    The kernel swaps the first such term with the first term of all; between the first two terms the
+    order does not matter.
     """
     results = {t.name for t in step.results} if step.live_out is None else set()
     return any(_only_reader(t, results) for t in tensors)
@@ -135,7 +135,7 @@ def _only_reader(tensor: tf.Tensor, results: Collection[str]) -> bool:
 
 
 def _running(op: tf.Operation, terms: Sequence[tf.Tensor]) -> tuple[tf.Operation, ...]:
-    """Adds running sums to the graph and has all that reads the sum read the last of them."""
+    """Adds running sums to the graph, and makes the readers of the sum read the last of them."""
     total, made = op.outputs[0], []
 
     def added(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

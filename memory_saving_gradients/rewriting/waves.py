@@ -1,15 +1,16 @@
-"""How ops are made to wait in TensorFlow's executor: by control edges.
+"""Delays ops by control edges, in TensorFlow's executor.
 
-The backward pass is a sequence of waves (`planning.overlap`), and so is the forward pass where it
-would take too much in an order of its own. Within a wave ops wait for their data alone, so they
-overlap; what begins a wave waits for what ended the one before, on its device.
+The backward pass is divided into waves (`planning.overlap`), and so is the forward pass if it could
+exceed the peak in another order. Within a wave ops wait only for their data, so they overlap; the
+first ops of a wave wait for the last ops of the previous one, on their device.
 
-Four kinds of op have no part in that. Ops that are not in the problem (shapes, views, small
-tensors) wait for their data alone. What oneDNN makes one op of with later ones (`merges`) is waited
-for once all is there that these read; `BiasAddGrad`, one of these, waits for nothing but its
-gradient. Ops of v1 loops and constants in the making (`Reading.unordered`) stay out. And what
-Grappler rewrites unless it has control edges is left without them, so that it rounds as in the
-plain step: it is held back, and waited for, by identities of its inputs and outputs.
+There are four exceptions. Ops that are not in the problem (shapes, views, small tensors) wait only
+for their data. Ops that oneDNN merges with later ones (`merges`) are waited for only when all
+inputs of the later ones are there; `BiasAddGrad`, one of them, waits only for its gradient. Ops of
+v1 loops, and ops that may be folded into constants (`Reading.unordered`), get no edges. And ops
+that Grappler would not optimise if they had control edges get none, so that they round as in the
+plain step: instead, identities of their inputs wait, and others wait for identities of their
+outputs.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from memory_saving_gradients.runtimes import grappler, merges
 
 
 class Waves(Holding):
-    """Waves: within one, ops wait for their data alone.
+    """Waves: within a wave, ops wait only for their data.
 
     Attributes:
-        as_plain: names of the ops that Grappler shall find without control edges.
+        as_plain: names of the ops that must have no control edges when Grappler runs.
     """
 
     gates: Mapping[int, Gate] = {}
@@ -52,8 +53,8 @@ class Waves(Holding):
         ops = entries.ops
         parts = merges.Parts(ops)
         end_of = functools.cache(lambda op: _end_of(op, op in entries.edgeless))
-        latest: dict[str, list[tf.Operation]] = {}  # by device: how its last wave ended
-        previous: list[tf.Operation] = []  # how the last wave ended, on any device
+        latest: dict[str, list[tf.Operation]] = {}  # by device: the ends of its last wave
+        previous: list[tf.Operation] = []  # the ends of the last wave, on any device
         problem, schedule = self._reading.problem, self._schedule
         begin = 0 if runs_ahead(problem, schedule, entries.first) else entries.first
         for i in (i for i in range(begin) if entries.has_edges[i]):
@@ -80,7 +81,7 @@ class Waves(Holding):
         self._updates_wait(ops, parts)
 
     def _updates_wait(self, ops: Sequence[tf.Operation], parts: merges.Parts) -> None:
-        """Has updates wait for what reads the old values, else TensorFlow copies the variable."""
+        """Makes updates wait for readers of old values, else TensorFlow copies the variable."""
         place = {op: i for i, op in enumerate(ops)}
         for op in self._reading.step.after.intersection(ops):
             readers = step_order.readers_before(op, self._reading.step)
@@ -98,10 +99,10 @@ class _Entries:
     """The entries of a schedule, and which of them begin and end a wave.
 
     Attributes:
-        ops: the op, or copy, of each.
-        first: the first one of the backward pass.
-        has_edges: of each, whether it waits, and is waited for, by control edges.
-        edgeless: the ops and copies that Grappler shall find without any.
+        ops: the op, or copy, of each entry.
+        first: the first entry of the backward pass.
+        has_edges: for each entry, whether it may have control edges.
+        edgeless: the ops and copies that must have none when Grappler runs.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class _Entries:
         self._before = _made_before(reading, schedule)
 
     def begin_and_end(self, wave: range) -> tuple[dict[int, list[int]], list[tf.Operation]]:
-        """The entries that begin a wave, with the inputs to hold back; the ops that end it."""
+        """The entries that begin a wave, with the inputs to delay, and the ops that end it."""
         waiting: dict[int, list[int]] = {}
         ends = dict.fromkeys(i for i in wave if self.has_edges[i])
         for i in wave:
@@ -154,12 +155,12 @@ class _Entries:
         return waiting, [self.ops[i] for i in ends]
 
     def _from_others(self, op: tf.Operation) -> list[int]:
-        """The first input of an update that Grappler does not see as one with what makes it."""
+        """The first input of an update that Grappler cannot merge with the op that makes it."""
         return [i for i in _data(op) if op.inputs[i].op not in self.edgeless][:1]
 
 
 def _made_before(reading: Reading, schedule: Schedule) -> list[list[int]]:
-    """For each entry, the entries that made what it reads."""
+    """For each entry, the entries that made its inputs."""
     newest: dict[int, int] = {}
     makers = []
     for i, index in enumerate(schedule):
@@ -174,10 +175,10 @@ def _data(op: tf.Operation) -> list[int]:
 
 
 def _early(op: tf.Operation, late: set[tf.Operation], factors: set[tf.Operation]) -> list[int]:
-    """The inputs by which an op without edges is held back in the backward pass.
+    """The inputs by which an op without control edges is delayed in the backward pass.
 
-    Of x**3 Grappler makes x * x**2, and merges that square with the one of the gradient; then it
-    would live from the one to the other.
+    Grappler turns x**3 into x * x**2 and merges that square with the one of the gradient, which
+    would then live from one to the other.
     """
     if op.type == "Pow" or late.isdisjoint(kinds.owner(t).op for t in op.inputs):
         return [0]
@@ -185,7 +186,7 @@ def _early(op: tf.Operation, late: set[tf.Operation], factors: set[tf.Operation]
 
 
 def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Operation]) -> None:
-    """Makes `op` wait for `before` by some of its inputs, not by control edges of its own."""
+    """Makes some inputs of `op` wait for `before`, so that it needs no control edges of its own."""
     for i in inputs:
         late = _hand_on(op.inputs[i])
         tf_private.add_control_inputs(
@@ -195,21 +196,21 @@ def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Oper
 
 
 def _hand_on(tensor: tf.Tensor) -> tf.Operation:
-    """An identity of `tensor`, where that is made."""
+    """An identity of `tensor`, on its device."""
     with apart(tensor.graph), tensor.graph.device(tensor.op.device):
         return tf.identity(tensor, f"{tensor.op.name}{COPY}").op
 
 
 def _end_of(op: tf.Operation, edgeless: bool) -> list[tf.Operation]:
-    """What to wait for, to wait for the end of `op`; a reader of it, if it shall have no edges.
+    """The ops to wait for in order to wait for the end of `op`.
 
-    TensorFlow puts loops and branches in the place of an op that calls functions. Then what waits
-    for the op waits until it is known which branch to take; what it begins with waits for nothing
-    but data.
+    If it must have no control edges, that is an identity of its output. The same holds for an op
+    that calls functions, as TensorFlow lowers it to loops and branches: a control edge from it
+    would only wait until the branch is chosen (and one to it would not delay what it begins with).
     """
     if not calls.calls(op):
         return [_hand_on(op.outputs[0])] if edgeless else [op]
     read = [t for t in op.outputs if t.consumers() and t.dtype not in kinds.HANDLES]
-    # What a branch kept may be read by nothing in the end, and should not be made for us.
+    # Residuals of a branch may have no other reader; we should not be the reason to compute them.
     read = [t for t in read if t.dtype != tf.variant] or read
     return [_hand_on(tensor) for tensor in read] or [op]
