@@ -1,4 +1,4 @@
-"""Plans as their users see them, and the registry of those that were applied.
+"""Plans as users see them, and the registry of those that were applied.
 
 Imports `report` and what lies below it.
 """

@@ -1,4 +1,4 @@
-"""What was decided for a graph, to be shown, saved and applied again."""
+"""The plan for a graph, which can be shown, saved and applied again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Plan(PlanData):
-    """A schedule for a step, and what it takes.
+    """A schedule for a step, with its predicted and measured memory and cost.
 
     Attributes:
-        strategy: what made it: "memory", "speed", "auto", "articulation", "collection", "list",
-            "policy", or "budget" or "overhead" where that alone decided.
+        strategy: what chose it: "memory", "speed", "auto", "articulation", "collection", "list",
+            "policy", or "budget" or "overhead" if only that was given.
         budget_bytes: the budget that it was made for, in bytes; None if there was none.
         baseline_peak_bytes: predicted peak of the step without recomputation, in bytes.
         peak_bytes: predicted peak of this plan, in bytes.
@@ -37,34 +37,35 @@ class Plan(PlanData):
         checkpoints: names of the forward tensors that are kept for the backward pass.
         given: those of them that the user gave.
         recomputed: names of the ops that run a second time.
-        seconds: time taken to read the graph, plan, and rewrite it.
+        seconds: the time for reading the graph, planning, and rewriting it.
         problem: the step as data.
-        schedule: the order of running, as indices into `problem.ops`.
-        batch_size: the size that was planned for, where the graph leaves the first dimension of its
-            inputs unknown; None where it knows all.
-        batch_assumed: whether nobody said that size.
-        growth: the bytes that each tensor, and then the scratch space of each op, gains with every
-            example of the batch; empty where `batch_size` is None.
-        measured_peak_bytes: the peak of a real run, in bytes, where `verify=True` or a budget asked
-            for one: what TensorFlow's allocator was asked for.
-        process_peak_bytes: what the process grew by in such a run, in bytes, where that is another
-            figure by more than a tenth; the larger one is held against a budget.
-        compiled_peak_bytes: what XLA allocates for the step beside its arguments and results, in
-            bytes, by its compiler's own report; None where that was not asked.
-        compiled_for: what it was compiled for: "h100", say, or "this machine".
+        schedule: the execution order, as indices into `problem.ops`.
+        batch_size: the batch size that was planned for, if the graph leaves the first dimension of
+            its inputs unknown; else None.
+        batch_assumed: whether that size was assumed, not given.
+        growth: the bytes per example of each tensor, then of each op's scratch space; empty if
+            `batch_size` is None.
+        measured_peak_bytes: the peak of a real run, in bytes, if `verify=True` or a budget required
+            one: the memory requested from TensorFlow's allocator.
+        process_peak_bytes: the growth of the process in such a run, in bytes, if the two differ by
+            more than a tenth; the larger one counts against a budget.
+        compiled_peak_bytes: what XLA allocates for the step besides its arguments and results, in
+            bytes, by its compiler's own report; None if it was not compiled.
+        compiled_for: what it was compiled for, such as "h100" or "this machine".
         baseline_one_thread_bytes: predicted peak of the step without recomputation in a session of
-            one inter-op thread, in bytes, where the graph does not tell its session; else None.
-        labels: what the user calls the ops and tensors of the problem.
-        certified_overhead: what `certify` proved: no plan for the budget has a lower overhead.
-        loops: the loops of the step, and in what segments their gradients run them again.
+            one inter-op thread, in bytes, if the threads of the session are unknown; else None.
+        labels: names and shapes of the ops and tensors of the problem.
+        certified_overhead: the bound proved by `certify`: no plan for the budget has a lower
+            overhead.
+        loops: the loops of the step, and the segments in which their gradients recompute them.
     """
 
     def certify(self, seconds: float = 60.0) -> Plan:
         """The same plan with a tighter `lower_bound`, by an integer program of several moments.
 
         Args:
-            seconds: the time that the solver may take. Where that is not enough for the optimum,
-                what is proven by then counts.
+            seconds: the time that the solver may take. If that is not enough for the optimum, the
+                bound is what is proven by then.
 
         Returns:
             A plan that differs in `certified_overhead`, and so in `lower_bound` and `gap`.
@@ -82,16 +83,16 @@ class Plan(PlanData):
         return dataclasses.replace(self, certified_overhead=max(overhead, self.certified_overhead))
 
     def at(self, batch_size: int) -> Plan:
-        """The same plan for batches of another size, with the peaks that it has there.
+        """The same plan for another batch size, with its peaks there.
 
         Args:
             batch_size: how many examples.
 
         Returns:
-            A plan that differs in sizes of tensors and in predicted peaks, both in bytes.
+            A plan that differs in the sizes of tensors and in predicted peaks, both in bytes.
 
         Raises:
-            ValueError: the graph knows the sizes of all inputs, so that there is no other size.
+            ValueError: the graph fixes the sizes of all inputs.
 
         Example:
             >>> import tensorflow as tf
@@ -107,7 +108,7 @@ class Plan(PlanData):
             True
         """
         if self.batch_size is None:
-            raise ValueError("this plan has one size: the graph knows the shapes of all inputs")
+            raise ValueError("this plan has one size: the graph fixes the shapes of all inputs")
         problem = self.problem.grown(self.growth, batch_size - self.batch_size)
         return dataclasses.replace(
             self,
@@ -123,10 +124,10 @@ class Plan(PlanData):
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan to a JSON file, whole or not at all.
+        """Writes the plan to a JSON file, atomically.
 
         Args:
-            path: the file; one that is there is replaced.
+            path: the file; an existing one is replaced.
 
         `gradients(..., plan=path)` applies it to the same graph again, without planning.
         """
@@ -169,21 +170,19 @@ class Plan(PlanData):
             content["loops"] = [LoopPlan(**loop) for loop in content["loops"]]
             return cls(**{name: _tuples(value) for name, value in content.items()})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{os.fspath(path)} holds no plan that can be used: {error}"
-            ) from error
+            raise ValueError(f"{os.fspath(path)} holds no usable plan: {error}") from error
 
     def summary(self, short: bool = False, print_fn: Callable[[str], object] | None = None) -> None:
-        """Prints what is kept, what runs again, and what holds the peak.
+        """Prints what is kept, what is recomputed, and what is alive at the peak.
 
-        A table names for every checkpoint the layer (or line of code) that made it, its shape,
-        dtype and bytes, and why it is kept; another the segments that run again, with the bytes
-        that are free meanwhile and what they cost; a third what is alive at the peak. A plan that
-        is the last value of a notebook's cell shows the same.
+        One table lists every checkpoint with the layer (or line of code) that made it, its shape,
+        dtype and bytes, and why it is kept. Another lists the segments that run again, with the
+        bytes that are free meanwhile and what they cost. A third shows what is alive at the peak. A
+        notebook shows the same for a plan that is the last value of a cell.
 
         Args:
-            short: two lines instead, for logs.
-            print_fn: what to call with the text instead of `print`.
+            short: whether to print two lines instead, for logs.
+            print_fn: a function to call with the text instead of `print`.
 
         Example:
             >>> import tensorflow as tf
@@ -208,12 +207,12 @@ class Plan(PlanData):
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the memory alive over the step, plain and by this plan.
 
-        The time is TensorFlow's estimate, so a plan ends as far to the right of the plain step as
-        it costs more. Where ops run again is marked below; a budget is a dashed line.
+        The time axis is TensorFlow's estimate, so a plan ends to the right of the plain step by its
+        extra cost. A band below marks where ops run again; a dashed line is the budget.
 
         Args:
-            path: a file to write, `.png` or `.svg`; it has no background of its own and can be read
-                on white and on black.
+            path: a file to write, `.png` or `.svg`; its background is transparent, and it is
+                readable on white and on black.
 
         Returns:
             The figure.
@@ -226,10 +225,10 @@ class Plan(PlanData):
         return figures.timeline(self, path)
 
     def plot_frontier(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draws what other budgets would cost: extra cost against peak, this plan marked.
+        """Draws what other budgets would cost: extra cost against peak, with this plan marked.
 
-        The step is planned for some ten budgets for it, with a progress bar: that takes about ten
-        times as long as one plan.
+        This plans the step for about ten budgets, with a progress bar, and so takes about ten times
+        as long as one plan.
 
         Args:
             path: a file to write, as in `plot`.
@@ -247,8 +246,8 @@ class Plan(PlanData):
     def plot_graph(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draws the network: a row for each layer (or for a few), from the input down to the loss.
 
-        Bars say how much of what a row makes is kept, runs again, or is not wanted again; shades
-        part the segments; arcs are tensors that skip rows.
+        Bars show how many bytes of a row's outputs are kept, are recomputed, or are not needed
+        again; shading separates the segments; arcs are tensors that skip rows.
 
         Args:
             path: a file to write, as in `plot`.
@@ -273,22 +272,22 @@ class Plan(PlanData):
         Path(path).write_text(json.dumps(export.as_trace(self)))
 
     def save_timeline(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page that shows the memory over the step, for a browser.
+        """Writes a web page that shows the memory over the step.
 
-        Under the pointer it names what runs at that time, by this plan and in the plain step: the
-        op, its layer, the bytes it makes, whether it runs again, and which layers hold the memory.
-        The wheel zooms.
+        At the pointer it shows what runs at that time, by this plan and in the plain step: the op,
+        its layer, the bytes of its outputs, whether it is recomputed, and which layers hold the
+        memory. The mouse wheel zooms.
 
         Args:
-            path: the file, HTML; it holds all that it needs and fetches nothing.
+            path: the file, HTML; it is self-contained.
         """
         Path(path).write_text(page.timeline(self), encoding="utf-8")
 
     def to_json(self) -> str:
-        """The report as JSON: what `summary` says, and the bytes alive at every run.
+        """The report as JSON: the data of `summary`, and the bytes alive at every run.
 
-        Sizes are in bytes, times in seconds, overheads are fractions of the plain step's cost. It
-        cannot be applied to a graph: `save` writes what can.
+        Sizes are in bytes, times in seconds, overheads are fractions of the plain step's cost. For
+        a plan that can be applied again, use `save`.
         """
         return json.dumps(export.as_data(self))
 
@@ -296,8 +295,8 @@ class Plan(PlanData):
         """The step as a graph of ops.
 
         Returns:
-            A node for each op by name, with `type`, `origin`, `backward`, `seconds`, `bytes`
-            (that it makes), `runs`, and `kept`; an edge for each tensor that an op reads, with
+            A node for each op by name, with `type`, `origin`, `backward`, `seconds`, `bytes` (of
+            its outputs), `runs`, and `kept`; an edge for each tensor that an op reads, with
             `tensor` and `bytes`.
         """
         return export.as_graph(self)
@@ -311,7 +310,7 @@ _SETS = ("of_weights", "sums", "updates")
 
 
 def _tuples(value: Any) -> Any:
-    """What JSON made a list is a tuple again, at any depth."""
+    """Turns the lists of JSON back into tuples, at any depth."""
     if isinstance(value, dict):
         return {name: _tuples(part) for name, part in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -13,7 +13,7 @@ from memory_saving_gradients.plans.plan import Plan
 
 _plans: weakref.WeakKeyDictionary[tf.Graph, list[Plan]] = weakref.WeakKeyDictionary()
 
-#: What was planned for each Keras model that saves memory.
+#: The plans of each Keras model that saves memory.
 of_models: weakref.WeakKeyDictionary[Any, list[Plan]] = weakref.WeakKeyDictionary()
 
 
@@ -29,7 +29,7 @@ def get_plans(of: Any = None) -> list[Plan]:
         The plans; an empty list if there are none.
 
     Raises:
-        RuntimeError: it is asked inside a `tf.function`, whose plan is made when its trace ends.
+        RuntimeError: it is called inside a `tf.function`, whose plan is made when its trace ends.
         TypeError: `of` is none of these.
         ValueError: `of` is a model that was not given to `save_memory`.
 
@@ -58,7 +58,7 @@ def get_plans(of: Any = None) -> list[Plan]:
 
 
 def _of_here() -> list[Plan]:
-    """Those of the default graph, or of all."""
+    """The plans of the default graph, or in eager mode of all graphs."""
     if tf.executing_eagerly():
         return [plan for plans in _plans.values() for plan in plans]
     graph = tf.compat.v1.get_default_graph()
@@ -72,13 +72,13 @@ def _of_here() -> list[Plan]:
 
 
 def record_plan(graph: tf.Graph, plan: Plan) -> None:
-    """Adds `plan` to those applied to `graph`, and says the first one of the process."""
+    """Adds `plan` to those applied to `graph`; prints it if it is the first of the process."""
     _plans.setdefault(graph, []).append(plan)
     say_first(f"memory_saving_gradients: {plan}{_hint(plan)}")
 
 
 def _hint(plan: Plan) -> str:
-    """What to try instead of the strategy of those who say nothing."""
+    """What to try instead of the default strategy."""
     if plan.strategy != "memory" or plan.budget_bytes is not None:
         return ""
     return '; memory_budget="device" recomputes only what does not fit'

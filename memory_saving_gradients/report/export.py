@@ -20,7 +20,7 @@ _ROWS = {"forward": 1, "recomputed": 2, "backward": 3}
 
 
 def as_data(plan: PlanData) -> dict[str, Any]:
-    """The report of a plan as JSON takes it; see `Plan.to_json`."""
+    """The report of a plan, ready for JSON; see `Plan.to_json`."""
     peak = facts.at_peak(plan)
     return {
         "strategy": plan.strategy,
@@ -75,13 +75,13 @@ def as_graph(plan: PlanData) -> nx.DiGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """A step, op by op.
+    """The course of a step, run by run.
 
     Attributes:
         name: the strategy, or "plain".
-        schedule: which ops run.
-        rows: of each run "forward", "recomputed" or "backward".
-        begins: when each begins, in estimated microseconds, and when the last one ends.
+        schedule: the ops that run.
+        rows: "forward", "recomputed" or "backward" for each run.
+        begins: when each run begins, in estimated microseconds, and when the last one ends.
         alive: the bytes alive while each runs.
     """
 

@@ -1,4 +1,4 @@
-"""What a plan keeps, runs again, and holds at its peak: the data behind every report."""
+"""What a plan keeps, recomputes, and holds at its peak: the data behind every report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.planning.problem import Schedule, baseline, copied
 from memory_saving_gradients.planning.simulate import simulate
 
-#: What the bytes at a peak are.
+#: The kinds of bytes at a peak.
 ACTIVATION = "activation"
 KEPT = "kept activation"
 RECOMPUTED = "recomputed activation"
@@ -25,8 +25,8 @@ SUM = "sum of gradients"
 UPDATE = "update of variables"
 SCRATCH = "scratch space"
 
-#: Why a tensor is kept that the backward pass reads before anything runs again.
-SOON = "wanted right after the loss"
+#: Why a tensor is kept that the backward pass reads before anything is recomputed.
+SOON = "read right after the loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Kept:
     Attributes:
         tensor: its name.
         origin: the layer or the line of code that made it.
-        shape: its shape as the graph has it; empty where the tensor is too small to be planned for.
-        dtype: its dtype; empty likewise.
-        bytes: its size; 0 likewise.
+        shape: its shape in the graph; empty if the tensor is too small to be part of the problem.
+        dtype: its dtype; empty in that case.
+        bytes: its size; 0 in that case.
         why: why it is kept, in a few words.
     """
 
@@ -52,15 +52,15 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Ops that are run again together, as they read one another's copies.
+    """Ops that are recomputed together, as they read one another's copies.
 
     Attributes:
-        ops: their names, in the order of running.
-        first: the layer of the first one; its name, where it is in no layer.
-        last: that of the last one.
-        bytes: what they make: so much is not held until they run again.
-        overhead: what they cost more than once, as a fraction of the cost of the plain step.
-        entries: where they run, as places in the schedule.
+        ops: their names, in execution order.
+        first: the layer of the first one; its name, if it is in no layer.
+        last: the layer of the last one.
+        bytes: the bytes of their outputs, which are free until they run again.
+        overhead: the cost of their second runs, as a fraction of the cost of the plain step.
+        entries: their places in the schedule.
     """
 
     ops: tuple[str, ...]
@@ -73,7 +73,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """What one layer holds at a moment, of one kind."""
+    """The bytes of one kind that a layer holds at a moment."""
 
     origin: str
     kind: str
@@ -88,8 +88,8 @@ class Moment:
         entry: the place in the schedule.
         op: the op that runs.
         origin: the layer or line that it comes from.
-        bytes: what is alive.
-        held: by layer and kind, the largest first.
+        bytes: the bytes alive.
+        held: the bytes by layer and kind, the largest first.
     """
 
     entry: int
@@ -108,7 +108,7 @@ class Moment:
 
 
 def kept(plan: PlanData) -> list[Kept]:
-    """The checkpoints, in the order in which the forward pass makes them."""
+    """The checkpoints, in the order of the forward pass."""
     problem, labels = plan.problem, plan.labels
     index_of = {tensor.name: t for t, tensor in enumerate(problem.tensors)}
     reasons = _reasons(plan)
@@ -128,7 +128,7 @@ def kept(plan: PlanData) -> list[Kept]:
 
 
 def _reasons(plan: PlanData) -> Callable[[int], str]:
-    """A function that says why a tensor is kept that the user did not give."""
+    """A function that tells why a tensor is kept, if the user did not give it."""
     problem, labels = plan.problem, plan.labels
     starts, early = _starts(plan), _read_before_copies(plan)
 
@@ -142,22 +142,22 @@ def _reasons(plan: PlanData) -> Callable[[int], str]:
             return f"start of segment{'s' if len(starts[t]) > 1 else ''} {numbers}{more}"
         if t in early:
             return SOON
-        return "dear to run again" if problem.ops[maker].expensive else "cheaper to keep"
+        return "expensive to recompute" if problem.ops[maker].expensive else "cheaper to keep"
 
     return why
 
 
 _GIVEN = "you gave it"
 _ONCE = "must not run twice"
-_NUMBERS = 3  # segments that are named
+_NUMBERS = 3  # the most segments that are named
 
 
 def segments(plan: PlanData) -> list[Segment]:
-    """What is run again, in the order of running."""
+    """The segments that are recomputed, in execution order."""
     problem = plan.problem
     total = float(problem.costs.sum()) or 1.0
     ran = np.unique(np.asarray(plan.schedule), return_index=True)[1]
-    first_runs = set(ran.tolist())  # of an op that runs late for the first time, too
+    first_runs = set(ran.tolist())  # also of ops that first run in the backward pass
     parts = []
     for entries in _components(plan):
         ops = [plan.schedule[entry] for entry in entries]
@@ -234,19 +234,19 @@ def most_of_weights(plan: PlanData) -> int:
 
 
 def layer(plan: PlanData, op: int) -> str:
-    """The scope of an op; its name, if a line of code is all that is known of it."""
+    """The scope of an op; its name, if only a line of code is known."""
     name, origin = plan.problem.ops[op].name, plan.labels.origin(plan.problem, op)
     name = name.removeprefix(plan.labels.common)
     return origin if name.startswith(origin) else name
 
 
 def shortened(label: str, width: int) -> str:
-    """A label of no more than so many characters."""
+    """A label, cut to at most `width` characters."""
     return label if len(label) <= width else f"{label[: width - 1]}…"
 
 
 def _components(plan: PlanData) -> list[list[int]]:
-    """The copies that hang together, as places in the schedule."""
+    """The connected groups of copies, which read one another, as places in the schedule."""
     problem = plan.problem
     _, copies = copied(problem, plan.schedule)
     reads = nx.Graph()
@@ -262,7 +262,7 @@ def _components(plan: PlanData) -> list[list[int]]:
 
 
 def _starts(plan: PlanData) -> dict[int, list[int]]:
-    """The numbers, from 1, of the segments that read each kept tensor."""
+    """For each kept tensor, the numbers, from 1, of the segments that read it."""
     ops = plan.problem.ops
     starts: dict[int, list[int]] = {}
     for number, entries in enumerate(_components(plan), 1):
@@ -274,7 +274,7 @@ def _starts(plan: PlanData) -> dict[int, list[int]]:
 
 
 def _read_before_copies(plan: PlanData) -> set[int]:
-    """The tensors whose first copy nothing reads any more when the first op is run again."""
+    """The tensors whose first copy is dead when the first op is recomputed."""
     _, copies = copied(plan.problem, plan.schedule)
     begin = copies.index(True) if any(copies) else len(copies)
     simulation = simulate(plan.problem, plan.schedule)

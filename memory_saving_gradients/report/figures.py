@@ -34,17 +34,17 @@ COLOURS = {
     "kept": "#8957e5",
 }
 
-#: A figure is so many inches wide and its text so many points high: on a phone, 390 pixels wide,
-#: a letter is 9 pixels then.
+#: The width of a figure in inches, and the size of its text in points: on a phone, 390 pixels wide,
+#: letters are 9 pixels high.
 WIDTH, TEXT = 5.0, 9
 
-# Pixels in an inch.
+# Pixels per inch.
 _DPI = 144
-# The frontier: so many budgets between the plain peak and the lowest that can be met.
+# The number of budgets on the frontier, between the plain peak and the lowest feasible one.
 _BUDGETS = 8
-# The step is drawn at so many points at most; between two of them its highest moment counts.
+# The most points at which a step is drawn; each shows the highest moment up to the next.
 _POINTS = 2_000
-# Characters of a label.
+# The most characters of a label.
 _LABEL = 26
 
 
@@ -100,7 +100,7 @@ def frontier(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figu
     with bar("planning for the frontier", 1 + len(STRATEGIES) + _BUDGETS) as tick:
         named = {}
         for name, strategy in STRATEGIES.items():
-            # In the plan's own order of ops the same strategy may find another plan.
+            # Run again on the plan's own order of ops, its strategy may find another schedule.
             named[name] = point(plan.schedule if name == plan.strategy else strategy(problem))
             tick()
         lowest = within(problem, 0)
@@ -167,7 +167,7 @@ def network(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figur
 
 
 def _bands(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """The stretches of rows of one segment."""
+    """The stretches of consecutive rows of the same segment."""
     bands: list[tuple[int, int]] = []
     for place, row in enumerate(rows):
         if place and row.segment == rows[place - 1].segment:
@@ -211,7 +211,7 @@ def _percent(costs: np.ndarray, total: float) -> np.ndarray:
 
 
 def _thinned(times: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """No more points than can be seen; of those that are drawn as one, the highest counts."""
+    """No more points than can be seen; each is the highest of those it replaces."""
     begins = np.unique(np.linspace(0, len(held), _POINTS, endpoint=False).astype(int))
     held = np.maximum.reduceat(held, begins)
     return np.append(times[begins], times[-1]), np.append(held, held[-1])
@@ -225,7 +225,7 @@ def png(figure: Figure) -> bytes:
 
 
 def _undominated(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other beats in both."""
+    """The Pareto-optimal points: no other point is better in both coordinates."""
     best: list[tuple[float, float]] = []
     for point in sorted(points):
         if not best or point[1] < best[-1][1]:
@@ -240,7 +240,7 @@ def _title(plan: PlanData) -> str:
 
 
 def check_matplotlib() -> None:
-    """Raises an ImportError if nothing can be drawn."""
+    """Raises an ImportError if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError(
             "pictures of a plan need matplotlib: pip install 'memory_saving_gradients[plot]'"

@@ -1,4 +1,4 @@
-"""The forward pass, coarse enough to read: a row for each layer, or for a few."""
+"""A readable summary of the forward pass: a row for each layer, or for a few layers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ROWS = 40
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A few neighbours of the forward pass.
+    """Consecutive ops of the forward pass.
 
     Attributes:
-        label: what they have in common.
+        label: what their names have in common.
         kept: bytes of their outputs that are kept for the backward pass.
-        again: bytes of those that are made again.
-        plain: bytes of those that nothing wants after the forward pass.
-        segment: the segment that makes most of `again`, from 1; 0 for none.
-        overhead: what running them again costs, as a share of the cost of the plain step.
+        again: bytes of their outputs that are recomputed.
+        plain: bytes of their outputs that nothing needs after the forward pass.
+        segment: the segment that recomputes most of `again`, from 1; 0 for none.
+        overhead: the cost of recomputing them, as a share of the cost of the plain step.
     """
 
     label: str
@@ -46,7 +46,7 @@ class Arc:
 
 
 def coarse(plan: PlanData) -> tuple[list[Row], list[Arc]]:
-    """The rows of a plan's forward pass in the order of running, and what skips rows."""
+    """The rows of a plan's forward pass in execution order, and the tensors that skip rows."""
     problem = plan.problem
     paths = [facts.layer(plan, i).split("/") for i in range(problem.forward_count)]
     sizes = [sum(problem.tensors[t].bytes for t in op.outputs) for op in problem.ops]
@@ -76,7 +76,7 @@ def coarse(plan: PlanData) -> tuple[list[Row], list[Arc]]:
 
 
 def _by_path(paths: Sequence[list[str]]) -> list[list[int]]:
-    """Neighbours whose paths begin alike, as long a beginning as gives few enough groups."""
+    """Consecutive ops with a common prefix of their paths, as long as gives few enough groups."""
     deepest = max(map(len, paths), default=1)
     for depth in range(deepest, 0, -1):
         places = itertools.groupby(range(len(paths)), key=lambda i: paths[i][:depth])
@@ -87,7 +87,7 @@ def _by_path(paths: Sequence[list[str]]) -> list[list[int]]:
 
 
 def _merged(groups: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:
-    """The same with the smallest neighbours made one, until there are few enough."""
+    """The groups, with the smallest neighbours merged until there are few enough."""
     groups = list(groups)
     held = [sum(sizes[i] for i in group) for group in groups]
     while len(groups) > ROWS:
@@ -98,7 +98,7 @@ def _merged(groups: list[list[int]], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _label(paths: Sequence[list[str]]) -> str:
-    """What paths have in common; if that is nothing, the first and the last."""
+    """The common part of paths; the first and the last path if there is none."""
     common = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
     first, last = "/".join(paths[0]), "/".join(paths[-1])
     return "/".join(common) or (first if first == last else f"{first} … {last}")

@@ -12,38 +12,38 @@ from memory_saving_gradients.report import facts
 if TYPE_CHECKING:
     from memory_saving_gradients.planning.problem import Problem
 
-# What holds less than this share of the peak is no obstacle.
+# A kind of tensors that holds less than this share of the peak is no obstacle.
 _MUCH = 0.25
 # Characters of a line of code.
 _WIDTH = 60
 
 _TRY = {
     facts.OF_WEIGHTS: (
-        "no recomputation and no smaller batch makes these smaller. Try to train fewer weights "
+        "neither recomputation nor a smaller batch makes these smaller. Try to train fewer weights "
         "(freeze layers), or look up rows of a table with tf.nn.embedding_lookup or tf.gather, "
         "whose gradient is sparse"
     ),
     facts.GRADIENT: (
-        "these are gradients of activations, which live for a moment but are large. Try a smaller "
+        "these are gradients of activations, short-lived but large. Try a smaller "
         "batch, or compute the layer in parts (of the sequence, of the classes)"
     ),
     facts.SUM: (
-        "these are sums over all that reads a tensor. Try to read it in fewer places, or a smaller "
-        "batch"
+        "these are sums of the gradients of all readers of a tensor. Try to read it in fewer "
+        "places, or a smaller batch"
     ),
     facts.UPDATE: (
-        "the optimizer takes these for its largest variable. Try one that keeps less (SGD), or "
-        "parts of that variable"
+        "the optimizer needs these for its largest variable. Try an optimizer with less state "
+        "(SGD), or split that variable"
     ),
     facts.RECOMPUTED: (
-        "these run again at once, as nothing between them is kept. Try checkpoints between them, "
-        "or a memory_budget, which may run ops more often"
+        "these are recomputed together, as nothing between them is kept. Try checkpoints between "
+        "them, or a memory_budget, which may run ops more often"
     ),
     facts.ACTIVATION: (
         "the forward pass needs these at once, whatever is kept. Try a smaller batch, or compute "
         "the layer in parts"
     ),
-    facts.SCRATCH: "one kernel takes this beside its inputs and outputs. Try a smaller batch",
+    facts.SCRATCH: "one kernel needs this besides its inputs and outputs. Try a smaller batch",
 }
 
 
@@ -71,7 +71,7 @@ def _several(kind: str) -> str:
 
 
 def _origin(problem: Problem, tensor: int) -> int:
-    """The op that a kept tensor stands for: through element-wise ops, what takes as many bytes."""
+    """The op that a kept tensor comes from, traced back through element-wise ops of equal size."""
     maker = problem.made_by[tensor]
     for _ in range(_STEPS_BACK):
         op = problem.ops[maker]
@@ -81,7 +81,7 @@ def _origin(problem: Problem, tensor: int) -> int:
     return maker
 
 
-# So many element-wise ops lie between random numbers and what is made of them.
+# The most element-wise ops between random numbers and the tensor that is kept.
 _STEPS_BACK = 4
 
 
@@ -105,8 +105,8 @@ def _kept_advice(plan: PlanData) -> str:
     why = sizes.most_common(1)[0][0] if sizes else "chosen"
     if why.startswith("loop "):
         return (
-            f"most of these the {why} keeps for its gradient, one for each round, and "
-            f"its rounds cannot run again: {plain[why.removeprefix('loop ')]}"
+            f"the {why} keeps most of these for its gradient, one for each round, and "
+            f"its rounds cannot be recomputed: {plain[why.removeprefix('loop ')]}"
         )
     if why == "given":
         return "you gave most of these as checkpoints. Try fewer of them"
@@ -118,11 +118,10 @@ def _kept_advice(plan: PlanData) -> str:
         )
     if plan.strategy in ("collection", "list", "policy"):
         return (
-            "what follows the last checkpoint is kept, and so is what is read between them. Try "
-            'checkpoints that are spread over the network, or checkpoints="memory"'
+            "tensors after the last checkpoint are kept, and so are those that are read between "
+            "checkpoints. Try checkpoints that are spread over the network, or "
+            'checkpoints="memory"'
         )
     if plan.strategy == "speed":
-        return 'checkpoints="speed" keeps what is dear to run again. Try "memory", or a budget'
-    return (
-        "to keep these was found to be the best. Try a memory_budget, which may run ops more often"
-    )
+        return 'checkpoints="speed" keeps what is expensive to recompute. Try "memory", or a budget'
+    return "the best plan found keeps these. Try a memory_budget, which may run ops more often"

@@ -11,7 +11,7 @@ from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.report.export import Course, courses
 from memory_saving_gradients.report.figures import COLOURS
 
-# What the page has in the place of its data.
+# The placeholder for the data in the page.
 _MARK = "DATA"
 
 
@@ -23,7 +23,7 @@ def timeline(plan: PlanData) -> str:
 
 
 def timeline_data(plan: PlanData) -> dict[str, Any]:
-    """What the page shows; ops and tensors are numbers, as a step runs many of them twice."""
+    """The data of the page; ops and tensors are given by index, as many occur more than once."""
     problem, labels = plan.problem, plan.labels
     return {
         "said": str(plan),
@@ -45,7 +45,7 @@ def timeline_data(plan: PlanData) -> dict[str, Any]:
 
 
 def _lives(plan: PlanData, course: Course) -> dict[str, Any]:
-    """A course of the step, and from when to when each copy of a tensor is alive in it."""
+    """A course of the step, and the live range of each copy of a tensor in it."""
     simulation = simulate(plan.problem, course.schedule)
     return {
         "name": course.name,

@@ -13,20 +13,20 @@ from rich.text import Text
 from memory_saving_gradients.planning.plan_data import PlanData
 from memory_saving_gradients.report import facts, layers
 
-# The width where there is no terminal.
+# The width if there is no terminal.
 _WIDTH = 120
-# Rows that together hold no more than this share are shown as one.
+# Small rows that together hold at most this share are merged into one.
 _NEGLIGIBLE = 0.02
-# More tensors than this that are read right after the loss are shown as one row.
+# More tensors than this that are read right after the loss are merged into one row.
 _FEW = 4
-# Characters of the name of the last of them.
+# The most characters of the name of the last of them.
 _END = 20
-# So many of what holds the peak are shown.
+# The most rows of tensors alive at the peak.
 _HOLDERS = 8
 
 
 def short(plan: PlanData) -> str:
-    """The plan in a few lines, for logs: what it saves, keeps and runs again."""
+    """The plan in a few lines, for logs: what it saves, keeps and recomputes."""
     parts = facts.segments(plan)
     peak = facts.at_peak(plan)
     kinds = ", ".join(f"{_mb(size)} {kind}" for kind, size in list(peak.by_kind.items())[:3])
@@ -38,12 +38,12 @@ def short(plan: PlanData) -> str:
 
 
 def text(plan: PlanData, file: IO[str] | None = None) -> str:
-    """The tables as text, for `file` if that is a terminal."""
+    """The tables as text, formatted for `file` if that is a terminal."""
     return rendered(_tables(plan), file)
 
 
 def rendered(shown: RenderableType, file: IO[str] | None = None) -> str:
-    """Anything of rich as text: as wide as the terminal that `file` is, or else 120 columns."""
+    """A rich object as text, as wide as the terminal `file`, or else 120 columns."""
     out = io.StringIO()
     terminal = Console(file=file, force_jupyter=False)
     width = terminal.width if terminal.is_terminal else _WIDTH
@@ -53,7 +53,7 @@ def rendered(shown: RenderableType, file: IO[str] | None = None) -> str:
         width=width,
         force_terminal=terminal.is_terminal,
         color_system=colours,  # type: ignore[arg-type]
-        force_jupyter=False,  # there it would show itself instead
+        force_jupyter=False,  # else it would display itself in a notebook
     )
     console.print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
@@ -84,7 +84,7 @@ def _tables(plan: PlanData) -> RenderableType:
 
 
 def _table(title: str, **columns: str) -> Table:
-    """A table; of each column the alignment, or "fill" to share the room that is left."""
+    """A table. For each column the alignment, or "fill" to share the remaining width."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, expand=True)
     for name, how in columns.items():
         heading = name.replace("_", " ")
@@ -240,7 +240,7 @@ def _totals(plan: PlanData, parts: list[facts.Segment]) -> RenderableType:
 
 
 def _least(sizes: list[int]) -> int:
-    """The size below which rows are shown as one."""
+    """The size below which rows are merged into one."""
     held = 0
     for size in sorted(sizes):
         held += size
