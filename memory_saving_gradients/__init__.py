@@ -42,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`keras`, loaded when it is asked for: a project may have another package of that name."""
+    """Loads `keras` on first use: a project may have another package of that name."""
     if name == "keras":
         return importlib.import_module("memory_saving_gradients.keras")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

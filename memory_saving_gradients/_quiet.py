@@ -1,7 +1,7 @@
-"""Loads TensorFlow without its start-up messages, where the package runs as a command.
+"""Loads TensorFlow without its start-up messages, if the package runs as a command.
 
 TensorFlow writes them to standard error while it is loaded, whatever its log level. The package
-loads it before `__main__` runs, so this module comes first.
+loads it before `__main__` runs, so this module is imported first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMMAND = "memory-saving-gradients"
 
 
 def _runs_as_command() -> bool:
-    words = sys.orig_argv  # of `python -m NAME`; sys.argv does not have the name yet
+    words = sys.orig_argv  # for `python -m NAME`; sys.argv does not have the name yet
     named = words[words.index("-m") + 1 :][:1] if "-m" in words else []
     program = next(iter(sys.argv), "")  # an embedded interpreter may have none
     return named == [__name__.partition(".")[0]] or Path(program).stem == COMMAND
@@ -27,7 +27,7 @@ def _runs_as_command() -> bool:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Keeps what libraries write to standard error; shows it if they fail."""
+    """Captures what libraries write to standard error; shows it only if they fail."""
     with tempfile.TemporaryFile() as captured:
         terminal = os.dup(2)
         os.dup2(captured.fileno(), 2)
@@ -43,9 +43,9 @@ def silenced() -> Iterator[None]:
 
 
 if _runs_as_command():
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main`: no traceback out of an import
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main`: no traceback during imports
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with silenced():
         import tensorflow
 
-        tensorflow.config.list_physical_devices()  # looks for GPUs, loudly
+        tensorflow.config.list_physical_devices()  # prints messages while it looks for GPUs

@@ -1,4 +1,4 @@
-"""What is shown in a terminal or a log: progress, warnings, the first plan.
+"""Output in a terminal or a log: progress, warnings, the first plan.
 
 Imports `planning`.
 """

@@ -1,4 +1,4 @@
-"""The first plan of a process is said without being asked for, as Keras says what it does."""
+"""Prints the first plan of a process, unless the user has turned that off."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import sys
 
 logger = logging.getLogger("memory_saving_gradients")
 
-_said = False
+_printed = False
 
 
 def say_first(line: str) -> None:
     """Prints a line to standard error, if it is the first of the process.
 
     Args:
-        line: what to print. At INFO and below the log has it already; where the logger is set
-            above WARNING, nothing is said.
+        line: the line. It is not printed if the logger's level is INFO or below, as the log has it
+            then, nor if it is above WARNING.
     """
-    first = not _said
+    first = not _printed
     no_longer()
     if first and logger.isEnabledFor(logging.WARNING) and not logger.isEnabledFor(logging.INFO):
         print(line, file=sys.stderr, flush=True)
 
 
 def no_longer() -> None:
-    """From here on no plan is the first: something else tells what is planned."""
-    global _said
-    _said = True
+    """Turns the line off: the plans are reported in another way."""
+    global _printed
+    _printed = True

@@ -1,4 +1,4 @@
-"""A progress line for what takes long, as Keras shows it."""
+"""Progress lines and bars for work that takes long, in the style of Keras."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from memory_saving_gradients.planning.progress import heard_by
 
-# Seconds after which the user wants to know.
+# Seconds after which progress is shown.
 _LONG = 2.0
 _WIDTH = 20
 
@@ -21,12 +21,12 @@ logger = logging.getLogger("memory_saving_gradients")
 
 
 def _shows() -> bool:
-    """Whether somebody looks: a terminal, or a notebook."""
+    """Whether standard error is shown to a user: in a terminal or a notebook."""
     return sys.stderr.isatty() or Console(stderr=True).is_jupyter
 
 
 def say(what: str) -> None:
-    """Says something: on a terminal or in a notebook there, elsewhere in the log, at INFO."""
+    """Prints a line in a terminal or notebook, or else logs it at INFO."""
     if _shows():
         print(what, file=sys.stderr)
     else:
@@ -35,10 +35,9 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def shown(what: str) -> Iterator[None]:
-    """Shows how far planning is, once it has taken two seconds.
+    """Shows the progress of planning, once it has taken two seconds.
 
-    On a terminal, or in a notebook, that is a line that is written over; elsewhere one line of the
-    log, at INFO.
+    In a terminal or notebook it is a line that is updated; elsewhere one line of the log, at INFO.
 
     Args:
         what: what is planned.
@@ -66,11 +65,11 @@ def shown(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bar(what: str, parts: int) -> Iterator[Callable[[], None]]:
-    """A progress bar for work of so many parts, on a terminal or in a notebook; else nothing.
+    """A progress bar for work of `parts` parts, in a terminal or notebook; else nothing.
 
     Args:
-        what: what is done.
-        parts: how many parts it has.
+        what: the text before the bar.
+        parts: the number of parts.
 
     Yields:
         A function to call when a part is done.

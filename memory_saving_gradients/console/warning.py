@@ -1,4 +1,4 @@
-"""Warnings that name the user's own line."""
+"""Warnings that point to the user's own line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def warn(text: str) -> None:
-    """Warns of the line that asks, the first one outside the package and TensorFlow."""
+    """Warns at the user's line: the innermost one outside the package and TensorFlow."""
     inside = str(Path(__file__).parents[1]), os.path.dirname(tf.__file__)
     frame, level = sys._getframe(0), 1
     while frame.f_back and frame.f_code.co_filename.startswith(inside):

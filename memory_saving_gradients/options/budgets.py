@@ -1,4 +1,4 @@
-"""What a user may say of a budget, and the error when nothing can meet it."""
+"""Memory budgets as users write them, and the error if no plan can meet one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _UNDERSTOOD = (
     'must be a number of bytes (int), a string such as "800MB", "1.5GiB" or "device", or a float '
     "above 0 and up to 1, the share of the step's baseline peak"
 )
-#: An int below this is no number of bytes that anybody means.
+#: An int below this is surely not meant as a number of bytes.
 LEAST_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class OfDevice:
-    """A budget of what the device has.
+    """A budget relative to the memory of the device.
 
     Attributes:
-        share: the share of it that may be used; the rest is for what allocators waste.
+        share: the share of it that may be used; the rest is for the allocator's overhead.
     """
 
     share: float = 0.9
@@ -47,12 +47,12 @@ class BudgetError(Refusal, ValueError):
 
 
 def parse_budget(budget: Any, name: str = "memory_budget") -> int | float | OfDevice:
-    """A budget as bytes (int), as a share of the baseline peak (float), or as what a device has.
+    """A budget as bytes (int), as a share of the baseline peak (float), or as a share of a device.
 
     Args:
         budget: an int in bytes; a string with a decimal (`"800MB"`) or binary unit (`"1.5GiB"`);
             `"device"` or `"80% of device"`; or a float, 0 < budget <= 1.
-        name: the option that it is, for errors.
+        name: the name of the option, for errors.
 
     Returns:
         Bytes as an int, a share as a float, or the share of a device.

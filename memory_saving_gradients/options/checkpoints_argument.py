@@ -1,4 +1,4 @@
-"""What a user may say of checkpoints, and the tensors that it means."""
+"""The argument `checkpoints`: its forms, and the tensors that it selects."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _CHOOSE_BY_THEMSELVES = ", ".join(f'"{name}"' for name in sorted(STRATEGIES))
 def resolve(
     checkpoints: Any, forward: dict[str, tf.Operation], graph: tf.Graph
 ) -> tuple[str, list[tf.Tensor] | None]:
-    """The strategy and the tensors that `checkpoints` means.
+    """The strategy and the tensors that `checkpoints` selects.
 
     Args:
-        checkpoints: what the user said; see `gradients`.
-        forward: the forward graph, as `forward_operations` gives it.
-        graph: the graph that they are in.
+        checkpoints: the user's argument; see `gradients`.
+        forward: the forward graph, from `forward_operations`.
+        graph: the graph of these ops.
 
     Returns:
         The name of the strategy, and the tensors to keep; None for a strategy that chooses
         checkpoints by itself.
 
     Raises:
-        TypeError: `checkpoints` is of no type that is understood.
+        TypeError: `checkpoints` is of an unsupported type.
         ValueError: a checkpoint is not in the forward graph, a name matches nothing, the
             collection is empty, or the strategy is unknown.
     """
@@ -72,11 +72,11 @@ def resolve(
 
 
 def check_checkpoints(checkpoints: Any) -> None:
-    """Raises if no graph could make sense of `checkpoints`; see `resolve`."""
+    """Raises if `checkpoints` is invalid for any graph; see `resolve`."""
     if isinstance(checkpoints, str):
         if checkpoints != "collection" and checkpoints not in STRATEGIES:
             known = ", ".join(f'"{name}"' for name in ["collection", *STRATEGIES])
-            hint = "A single name goes into a list."
+            hint = "Put a single name into a list."
             with contextlib.suppress(ValueError):
                 parse_budget(checkpoints)
                 hint = f'Did you mean memory_budget="{checkpoints}"?'
@@ -97,7 +97,7 @@ def check_checkpoints(checkpoints: Any) -> None:
 
 
 def is_empty_collection(checkpoints: Any, graph: tf.Graph) -> bool:
-    """Whether `checkpoints` is the default and names nothing."""
+    """Whether `checkpoints` is the default, and the collection is empty."""
     return isinstance(checkpoints, str) and (
         checkpoints == "collection" and not graph.get_collection(COLLECTION)
     )
@@ -130,7 +130,7 @@ def _collected(graph: tf.Graph, forward: dict[str, tf.Operation]) -> list[tf.Ten
 
 
 def _tensors(item: Any, forward: dict[str, tf.Operation], graph: tf.Graph) -> Sequence[tf.Tensor]:
-    """The tensors that one entry of a list of checkpoints means."""
+    """The tensors that one entry of a list of checkpoints selects."""
     if isinstance(item, tf.Operation):
         for tensor in item.outputs:
             _check_in_forward(tensor, forward, graph)
@@ -160,7 +160,7 @@ def _check_in_forward(tensor: tf.Tensor, forward: dict[str, tf.Operation], graph
     if forward.get(tensor.op.name) is not tensor.op:
         raise ValueError(
             f'checkpoint "{tensor.name}" is not in the forward graph of ys and xs: no y depends '
-            "on it. Leave it out, or differentiate what depends on it."
+            "on it. Leave it out, or differentiate a tensor that depends on it."
         )
 
 
@@ -169,19 +169,19 @@ def _pattern(item: Any) -> str:
 
 
 def _complain(unmatched: list[str], others: bool) -> None:
-    """Says which entries of a list match nothing: raises, or warns where others do match."""
+    """Reports the entries of a list that match nothing: raises, or warns if others do match."""
     named = ", ".join(f'"{pattern}"' for pattern in unmatched)
     text = (
         f"checkpoint {named}: neither the name of a tensor or op in the forward graph of ys and xs "
-        "nor a regular expression that is found in one"
+        "nor a regular expression that matches one"
     )
     if not others:
-        raise ValueError(f"{text}. Names of ops are those of TensorBoard's graph, or op.name.")
+        raise ValueError(f"{text}. See op.name, or TensorBoard's graph, for the names of ops.")
     warn(f"{text}; the other checkpoints are kept")
 
 
 def _named(pattern: str | re.Pattern, forward: dict[str, tf.Operation]) -> list[tf.Tensor]:
-    """The forward tensors of that name, or those whose name the expression is found in."""
+    """The forward tensors of that name, or those whose name the expression matches somewhere."""
     if isinstance(pattern, str):
         name, _, index = pattern.partition(":")
         if name in forward:

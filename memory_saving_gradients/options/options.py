@@ -1,4 +1,4 @@
-"""What a front door is asked for: checked alone, and then against a graph."""
+"""The options of a front door: checked on their own, and then against a graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BatchSize: TypeAlias = int | Mapping[str, Sequence[int]] | None
 
 
 class MoreOptions(TypedDict, total=False):
-    """What every front door takes beside `checkpoints` and `memory_budget`; see `gradients`."""
+    """The options of all front doors besides `checkpoints` and `memory_budget`; see `gradients`."""
 
     max_overhead: float | None
     max_recompute: int | None
@@ -46,20 +46,20 @@ class Request:
     """What to plan for one graph.
 
     Attributes:
-        strategy: a name in `STRATEGIES`, "collection", "list", "policy", "budget" or "overhead"
-            where that alone decides, or "plan".
+        strategy: a name in `STRATEGIES`; "collection", "list" or "policy"; "budget" or "overhead"
+            if only that is given; or "plan".
         kept: the tensors to keep; None for a strategy that chooses by itself.
-        budget: bytes (int), a share of the baseline peak (float), what the device has left for a
-            step, or None for no budget.
+        budget: bytes (int), a share of the baseline peak (float), a share of the device, or None
+            for no budget.
         max_overhead: the extra cost allowed, as a share of the plain step's; None for any.
         most_runs: how often an op may run.
-        plan: the plan to apply; of the rest nothing counts then.
-        plan_cache: the folder where plans are looked for and stored; None for none.
+        plan: the plan to apply; all other options are then ignored.
+        plan_cache: the folder where plans are cached; None for none.
         device: the device to estimate costs for.
         cost_model: "analytical" or "measured".
-        sizes: what is known of the inputs.
+        sizes: what is known of the shapes of the inputs.
         verify: whether to measure the peak of a run.
-        running_sums: whether to take sums of gradients apart.
+        running_sums: whether to replace long sums of gradients by running sums.
     """
 
     strategy: str
@@ -78,11 +78,11 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of a front door; see `gradients` for what they mean.
+    """The options of a front door; see `gradients` for their meaning.
 
     Raises:
         TypeError: an option is of a wrong type.
-        ValueError: an option has a value that no graph could make right.
+        ValueError: an option has a value that is invalid for any graph.
     """
 
     checkpoints: Checkpoints = "collection"
@@ -104,7 +104,7 @@ class Options:
         memory_budget: int | str | float | None,
         **more: Unpack[MoreOptions],
     ) -> Options:
-        """Those of a front door where "memory" is the default, which a plan takes the place of."""
+        """The options of a front door whose default is "memory", which a plan overrides."""
         if (
             more.get("plan") is not None
             and isinstance(checkpoints, str)
@@ -123,7 +123,8 @@ class Options:
             asked = self.memory_budget is not None or self.max_overhead is not None
             if asked or not self._says("collection"):
                 raise ValueError(
-                    "a plan decides all: leave out checkpoints, memory_budget and max_overhead"
+                    "a plan decides everything: leave out checkpoints, memory_budget and "
+                    "max_overhead"
                 )
             if not isinstance(self.plan, Plan | str | os.PathLike):
                 raise TypeError(
@@ -135,15 +136,15 @@ class Options:
             parse_budget(self.memory_budget)
             if self.max_overhead is not None:
                 raise ValueError(
-                    "memory_budget asks for the least overhead in so many bytes, and max_overhead "
-                    "for the fewest bytes at such an overhead: give one of them"
+                    "memory_budget asks for the least overhead within a number of bytes, and "
+                    "max_overhead for the fewest bytes within an overhead: give one of them"
                 )
         elif self.max_overhead is not None:
             _check_overhead(self.max_overhead)
         elif self.max_recompute is not None and not any(map(self._says, STRATEGIES)):
             raise ValueError(
-                "max_recompute bounds what a strategy, a memory_budget or a max_overhead may do: "
-                f"give one of these, not checkpoints={self.checkpoints!r} alone"
+                "max_recompute limits a strategy, a memory_budget or a max_overhead: give one of "
+                f"these, not only checkpoints={self.checkpoints!r}"
             )
         _most_runs(self.max_recompute)
         _sizes(self.batch_size)
@@ -153,15 +154,15 @@ class Options:
         return isinstance(self.checkpoints, str) and self.checkpoints == strategy
 
     def request(self, forward: dict[str, tf.Operation], graph: tf.Graph) -> Request:
-        """What they mean for a graph.
+        """The request that the options make for a graph.
 
         Args:
-            forward: the forward graph, as `forward_operations` gives it.
+            forward: the forward graph, from `forward_operations`.
             graph: the graph that is differentiated.
 
         Raises:
-            ValueError: a checkpoint is not in the forward graph, `batch_size` names what is no
-                input, or a file holds no plan.
+            ValueError: a checkpoint is not in the forward graph, `batch_size` names a tensor that
+                is no input, or a file holds no plan.
         """
         sizes = _sizes(self.batch_size)
         for name, _ in sizes.shapes:
@@ -202,7 +203,7 @@ class Options:
 
 
 def _sizes(batch_size: BatchSize) -> InputSizes:
-    """What `batch_size` says; see `gradients`."""
+    """The sizes that the option `batch_size` gives; see `gradients`."""
     if batch_size is None:
         return InputSizes(assumed=True)
     if not isinstance(batch_size, Mapping):
@@ -219,7 +220,7 @@ def _sizes(batch_size: BatchSize) -> InputSizes:
 
 
 def _check_overhead(value: Any) -> None:
-    """Raises if an extra cost is no share."""
+    """Raises if `max_overhead` is invalid."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
             f"max_overhead must be a float, the extra cost as a share of the step's, got {value!r}"
@@ -232,7 +233,7 @@ def _check_overhead(value: Any) -> None:
         )
 
 
-# A larger one is meant in percent.
+# A larger value is probably meant in percent.
 _MOST_OVERHEAD = 4
 
 
@@ -245,7 +246,7 @@ def _size(value: Any) -> int:
 
 
 def _most_runs(max_recompute: int | None) -> int:
-    """How often an op may run that may be recomputed so often."""
+    """How often an op may run, given the option `max_recompute`."""
     if max_recompute is None:
         return UNBOUNDED
     if isinstance(max_recompute, bool) or not isinstance(max_recompute, int):

@@ -170,7 +170,9 @@ class Plan(PlanData):
             content["loops"] = [LoopPlan(**loop) for loop in content["loops"]]
             return cls(**{name: _tuples(value) for name, value in content.items()})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{os.fspath(path)} holds no usable plan: {error}") from error
+            raise ValueError(
+                f"{os.fspath(path)} holds no plan that can be used: {error}"
+            ) from error
 
     def summary(self, short: bool = False, print_fn: Callable[[str], object] | None = None) -> None:
         """Prints what is kept, what is recomputed, and what is alive at the peak.

@@ -10,7 +10,7 @@ from memory_saving_gradients.console import first_plan
 @pytest.fixture
 def fresh(monkeypatch):
     """As in a process that has planned nothing."""
-    monkeypatch.setattr(first_plan, "_said", False)
+    monkeypatch.setattr(first_plan, "_printed", False)
 
 
 def test_the_first_line_alone_is_said(fresh, capsys):
