@@ -1,7 +1,7 @@
-"""What a planner is asked, and what it found: the same is planned once.
+"""A cache of schedules, so that equal problems are planned once.
 
-Replicas of a model, a graph that is traced again and, with a folder, other processes find the plan
-there.
+Replicas of a model, a graph that is traced again and, with a folder, other processes reuse the
+schedule.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import lowest, pinning, within
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 
-# A schedule takes some bytes for each of its runs.
+# The most schedules that are remembered; each takes a few bytes per run.
 _REMEMBERED = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What a planner is asked; equal for two problems that differ in names alone."""
+    """The key of a schedule; equal for two problems that differ only in names."""
 
     structure: str
     strategy: str
@@ -43,12 +43,12 @@ _answers: dict[Question, np.ndarray] = {}
 
 
 def forget() -> None:
-    """Forgets what this process has planned."""
+    """Clears the cache of this process."""
     _answers.clear()
 
 
 def answer(question: Question, problem: Problem, folder: Path | None = None) -> Schedule:
-    """The schedule for a problem, planned if it is neither remembered nor in the folder."""
+    """The schedule for a problem, planned if it is in neither the cache nor the folder."""
     file = None if folder is None else _file(folder, question)
     stored = _read(file) if file else None
     schedule = _answers.get(question, stored)
@@ -82,19 +82,21 @@ def _planned(question: Question, problem: Problem) -> Schedule:
 
 @functools.cache
 def _say_if_compiling() -> None:
-    """Says once that the planner has to be compiled, which takes its time."""
+    """Says, once per process, that the planner has to be compiled, which takes a while."""
     if not runs.is_stored():
         warn(
-            "memory_saving_gradients: the planner is compiled anew in every process, which takes "
-            "some 15 seconds, as neither its own folder nor the user's cache can be written: set "
-            "NUMBA_CACHE_DIR to a folder that can."
+            "memory_saving_gradients: the planner is compiled in every process, which takes about "
+            "15 seconds, as neither its own folder nor the user's cache is writable: set "
+            "NUMBA_CACHE_DIR to a writable folder."
         )
     elif not anneal.is_compiled():
-        say("memory_saving_gradients: compiling the planner, once on this machine: some 15 seconds")
+        say(
+            "memory_saving_gradients: compiling the planner, once on this machine: about 15 seconds"
+        )
 
 
 def _file(folder: Path, question: Question) -> Path:
-    """Where the answer of this version of the planner is."""
+    """The file of the schedule, for this version of the planner."""
     facts = dataclasses.replace(question, kept=None), sorted(question.kept or ())
     name = hashlib.sha256(repr((facts, question.kept is None, _planner())).encode())
     return folder / f"{name.hexdigest()[:40]}.npy"
@@ -102,13 +104,13 @@ def _file(folder: Path, question: Question) -> Path:
 
 @functools.cache
 def _planner() -> str:
-    """Another one for each version of the planner."""
+    """A hash of the planner's source, so that each version has its own cache."""
     files = sorted(Path(planning.__path__[0]).glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _read(file: Path) -> np.ndarray | None:
-    """The schedule in a file; None where there is none, or half of one."""
+    """The schedule in a file; None if there is none, or an incomplete one."""
     with contextlib.suppress(OSError, ValueError, EOFError):
         return np.load(file, allow_pickle=False)
     return None

@@ -1,4 +1,4 @@
-"""From a reading and a request to a plan. Nothing is edited here."""
+"""Chooses a plan for a reading and a request. Nothing is edited here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 
-# A plan that promises less than this is not applied: predictions are no better.
+# A plan is applied only if its peak is below this share of the plain one: predictions are no more
+# accurate than that.
 _WORTH_IT = 0.99
 
 
 class WrongPlan(Refusal, ValueError):
-    """A given plan is one for another graph."""
+    """A given plan was made for another graph."""
 
 
 def peak(reading: Reading, schedule: Schedule) -> int:
@@ -32,7 +33,7 @@ def peak(reading: Reading, schedule: Schedule) -> int:
 def decide(reading: Reading, request: Request) -> Plan:
     """The plan for a step; raises `BudgetError` if it misses the budget.
 
-    Its problem has the ops in the order in which it runs them: see `Reading.in_order_of`.
+    The ops of its problem are in the order of its schedule: see `Reading.in_order_of`.
     """
     budget = in_bytes(request, reading)
     schedule, given = _schedule(reading, request, budget)
@@ -48,12 +49,12 @@ def plain(reading: Reading, request: Request, budget: int | None) -> Plan:
 
 
 def against_plain(plan: Plan, before: Reading, now: Problem) -> Plan:
-    """A plan of a step that was changed, held against the step as it was.
+    """The plan of a changed step, with peak and overhead relative to the plain step.
 
     Args:
         plan: the plan.
         before: the plain step.
-        now: the step that the plan is of.
+        now: the changed step, for which the plan was made.
     """
     added = float(now.costs.sum() / before.problem.costs.sum())
     return dataclasses.replace(
@@ -81,7 +82,7 @@ def _judged(
 
 
 def _schedule(reading: Reading, request: Request, budget: int | None) -> tuple[Schedule, list[str]]:
-    """The schedule that a request leads to, and the names of the checkpoints that it gave."""
+    """The schedule for a request, and the names of its given checkpoints."""
     problem = reading.problem
     if request.plan:
         _check_same(request.plan.problem, problem)
@@ -102,7 +103,7 @@ def _schedule(reading: Reading, request: Request, budget: int | None) -> tuple[S
 
 
 def by_memory(plan: Plan) -> Plan | None:
-    """What "memory" gives for the step of a plan whose checkpoints were given; None for others."""
+    """The plan of "memory" for the same step, if the checkpoints were given; else None."""
     if plan.strategy not in ("collection", "list", "policy"):
         return None
     problem = plan.problem
@@ -112,7 +113,7 @@ def by_memory(plan: Plan) -> Plan | None:
 
 
 def _check_same(planned: Problem, read: Problem) -> None:
-    """Raises if a plan for one problem is not one for the other."""
+    """Raises if a plan for one problem does not fit the other."""
     if planned.fingerprint == read.fingerprint:
         return
     pairs = itertools.zip_longest(planned.ops, read.ops)
@@ -124,12 +125,13 @@ def _check_same(planned: Problem, read: Problem) -> None:
         else "the ops have the same names but other shapes or connections"
     )
     raise WrongPlan(
-        f"the plan was made for another graph: {where}. Plan anew, with checkpoints or a budget."
+        f"the plan was made for another graph: {where}. Make a new one, with checkpoints or a "
+        "budget."
     )
 
 
 def is_worth_it(plan: Plan, reading: Reading, budgeted: bool) -> bool:
-    """Whether a plan saves memory, so that it is to be applied."""
+    """Whether a plan saves enough memory to be applied."""
     if budgeted:
         return plan.peak_bytes < plan.baseline_peak_bytes
     least = min(plan.baseline_peak_bytes, reading.alternative_peak)

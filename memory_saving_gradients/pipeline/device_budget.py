@@ -1,4 +1,4 @@
-"""The bytes of a budget: those of a device are its memory, less what is there beside the step."""
+"""The bytes of a budget. Of a device, they are its memory less variables and inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def in_bytes(request: Request, reading: Reading) -> int | None:
     """The budget of a request in bytes; None for no budget.
 
     Raises:
-        OSError: the system does not tell what it has.
+        OSError: the free memory of the system cannot be read.
     """
     if isinstance(request.budget, float):
         return int(request.budget * plain_peak(reading.problem))
@@ -31,12 +31,13 @@ def in_bytes(request: Request, reading: Reading) -> int | None:
     has, used = device_bytes(request.device)
     graph = reading.step.graph
     variables = _variables(graph)
-    # Those of a session come to be when it runs; others are there, which the system has seen.
+    # Variables of a session are created when it runs; other variables are there already, and not
+    # part of the system's free memory.
     there = graph.building_function and used is None
     taken = (0 if there else max(variables, used or 0)) + _inputs(reading)
     left = max(int(request.budget.share * has) - taken, 1)
     logger.info(
-        "memory_budget of %.0f%% of the device: %s of %s, beside variables and inputs",
+        "memory_budget of %.0f%% of the device: %s of %s, besides variables and inputs",
         100 * request.budget.share,
         format_bytes(left),
         format_bytes(has),
@@ -45,10 +46,10 @@ def in_bytes(request: Request, reading: Reading) -> int | None:
 
 
 def device_bytes(device: str = "cpu") -> tuple[int, int | None]:
-    """The memory of the device that a step is for, and what is in use of it, in bytes.
+    """The memory of the device of a step, and how much of it is in use, in bytes.
 
-    That is a GPU that is named, else the first one of this machine; without any it is what the
-    system has free, in which nothing is in use: None.
+    The device is the GPU that is named, else the first GPU of this machine. Without a GPU it is the
+    free memory of the system, and None for its use.
     """
     if device in MEMORY_BYTES:
         return MEMORY_BYTES[device], 0
@@ -68,7 +69,7 @@ def _variables(graph: tf.Graph) -> int:
 
 
 def _inputs(reading: Reading) -> int:
-    """The bytes of what a step is fed."""
+    """The bytes of the inputs that a step is fed."""
     total = 0
     for op in reading.step.needed:
         if op.type == "Placeholder":

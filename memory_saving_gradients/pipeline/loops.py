@@ -1,4 +1,4 @@
-"""Which loops compute their rounds again, in segments of how many rounds."""
+"""Decides which loops recompute their rounds, and in segments of how many rounds."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from memory_saving_gradients.reading.loop_sizes import LoopSizes, sizes_of, with
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.loops import Inside, one_level, two_levels
 
-#: The rounds of the segments of each loop; 0 where it stays as it is.
+#: The length of the segments of each loop, in rounds; 0 for a loop that stays plain.
 Segments: TypeAlias = dict[LoopPair, int]
 
-# Strategies that may run a loop's rounds again; "speed" keeps what is dear to run.
+# Strategies that may recompute the rounds of loops; "speed" keeps what is expensive.
 _RUN_ROUNDS = frozenset({"memory", "auto", "budget", "overhead"})
-# Who takes a lower peak takes one that is lower by so much.
+# Segments must lower the peak to this share of that of plain loops.
 _LOWER = 0.97
 
 
@@ -44,8 +44,8 @@ class Loops:
     """The loops of a step.
 
     Attributes:
-        sizes: what each holds, of those that can compute their rounds again.
-        plain: why others cannot, by name.
+        sizes: the memory of each loop whose rounds can be recomputed.
+        plain: the reason why others stay plain, by name.
     """
 
     sizes: dict[LoopPair, LoopSizes]
@@ -53,11 +53,11 @@ class Loops:
 
     @classmethod
     def of(cls, reading: Reading, exact: bool) -> Loops:
-        """Those of a step.
+        """The loops of a step.
 
         Args:
             reading: the step.
-            exact: whether what is equal to rounding will not do.
+            exact: whether results that agree only up to rounding are not accepted.
         """
         sizes, plain = {}, {}
         gradients = gradients_of_loops(reading.operations)
@@ -69,10 +69,11 @@ class Loops:
                 if uses[op] > 1 or uses[forward] > 1:
                     raise StaysPlain("it is differentiated several times")
                 if not reading.step.runtime.obeys_control_edges and _most(pair) is None:
-                    raise StaysPlain("XLA has to know how many rounds there are at most")
+                    raise StaysPlain("XLA has to know the maximum number of rounds")
                 if exact and pair.sums:
                     raise StaysPlain(
-                        f"its sum {pair.sums[0]} would be equal to rounding (running_sums=False)"
+                        f"its sum {pair.sums[0]} would agree only up to rounding "
+                        "(running_sums=False)"
                     )
                 sizes[pair] = sizes_of(pair, reading, shapes)
             except StaysPlain as why:
@@ -80,7 +81,7 @@ class Loops:
         return cls(sizes, plain)
 
     def plans(self, segments: Segments) -> tuple[LoopPlan, ...]:
-        """What there is to say of all loops, where some run in segments."""
+        """The loops as data for the plan, given their segments."""
         able = [
             LoopPlan(
                 pair.name,
@@ -95,7 +96,7 @@ class Loops:
 
 
 def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
-    """The segments that serve a request best; none where the loops are better left as they are."""
+    """The segments that serve a request best; empty if plain loops are better."""
     if request.plan:
         every = {loop.name: loop.every for loop in request.plan.loops}
         return {pair: every.get(pair.name, 0) for pair in loops.sizes}
@@ -107,7 +108,7 @@ def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
         if (plan := _planned(loops, segments, reading, request)) is not None
     ]
     if not plans:
-        return [*_ways(loops)][-1]  # whose error tells how low the step can go
+        return [*_ways(loops)][-1]  # its error will tell the lowest peak
     cost = reading.problem.costs.sum()
 
     def value(way: tuple[Segments, Plan]) -> tuple[float, ...]:
@@ -123,7 +124,7 @@ def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
 
 
 def _ways(loops: Loops) -> Iterator[Segments]:
-    """All loops as they are, by single rounds, and by segments."""
+    """The alternatives: all loops plain, in single rounds, and in segments."""
     yield {}
     best = {pair: sizes.best for pair, sizes in loops.sizes.items()}
     single = {pair: min(every, 1) for pair, every in best.items()}
@@ -134,7 +135,7 @@ def _ways(loops: Loops) -> Iterator[Segments]:
 
 
 def _planned(loops: Loops, segments: Segments, reading: Reading, request: Request) -> Plan | None:
-    """The plan for a step whose loops ran so, about; None where none is good enough."""
+    """The approximate plan for a step with these segments; None if no plan is good enough."""
     problem = with_loops(reading, segments, loops.sizes)
     added = problem.costs.sum() / reading.problem.costs.sum()
     if isinstance(request.budget, float):
@@ -151,7 +152,7 @@ def _planned(loops: Loops, segments: Segments, reading: Reading, request: Reques
 
 
 def predicted_plan(reading: Reading, request: Request) -> Plan:
-    """The plan of a step that is only looked at: its loops are counted as they would run, about.
+    """The plan of a step that is not rewritten; the effect of its loops' segments is estimated.
 
     Raises:
         BudgetError: no plan within the budget was found.
@@ -168,11 +169,11 @@ def predicted_plan(reading: Reading, request: Request) -> Plan:
 def run_in_segments(
     loops: Loops, segments: Segments, step: BackwardPass, inside: Inside
 ) -> BackwardPass:
-    """Has the gradients of loops compute their rounds again; the step as it is then.
+    """Makes the gradients of loops recompute their rounds; returns the changed step.
 
     Args:
-        loops: those of the step.
-        segments: the rounds of their segments.
+        loops: the loops of the step.
+        segments: the length of their segments.
         step: the step.
         inside: plans and rewrites a round of a gradient.
     """
@@ -195,13 +196,13 @@ def run_in_segments(
 
 
 def _most(pair: LoopPair) -> int | None:
-    """How many rounds a loop takes at most, where the graph tells it."""
+    """The maximum number of rounds of a loop, if the graph tells it."""
     most = tf_private.constant(pair.forward.inputs[MOST_ROUNDS])
     return None if most is None or most < 0 else int(most)
 
 
 def _length(pair: LoopPair, every: int, sizes: LoopSizes) -> int | tf.Tensor:
-    """The rounds of a segment: by the rounds that there are, where only a run tells them."""
+    """The rounds of a segment: computed at run time if the number of rounds is only known then."""
     most = pair.forward.inputs[MOST_ROUNDS]
     if tf_private.constant(most) is not None:
         return every

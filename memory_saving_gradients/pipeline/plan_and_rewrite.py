@@ -1,4 +1,4 @@
-"""A plan for each backward pass that was asked for, and the graph rewritten by it."""
+"""Plans each backward pass, and rewrites the graph by the plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memory_saving_gradients.rewriting.rewrite import plain_when_differentiated,
 from memory_saving_gradients.rewriting.running_sums import taken_apart
 from memory_saving_gradients.runtimes.runtime import Runtime
 
-#: What takes back edits of a graph, oldest first.
+#: Functions that undo edits of a graph, oldest first.
 Edits: TypeAlias = list[Callable[[], object]]
 
 
@@ -40,11 +40,11 @@ class Call:
     """One call of a front door.
 
     Attributes:
-        backward: what TensorFlow made.
+        backward: the backward pass that TensorFlow made.
         request: what to plan for it.
         replica: the replica that it belongs to, under a distribution strategy.
         planned: called with the plan, if one was applied.
-        variables: the reference variables that each result is a gradient by, by its name.
+        variables: by name of a result, the reference variables that it is the gradient of.
     """
 
     backward: BackwardPass
@@ -57,7 +57,12 @@ class Call:
 def plan_and_rewrite(
     groups: Sequence[Call],
 ) -> Iterator[tuple[Call, BackwardPass, Plan, bool, Edits]]:
-    """Each backward pass, as it is now, with its plan, whether that saves memory, and the edits."""
+    """Plans and rewrites each backward pass.
+
+    Yields:
+        The call, its backward pass after rewriting, the plan, whether the plan saves memory, and
+        the edits.
+    """
     highest = 0
     if len(groups) > 1 and any(isinstance(call.request.budget, float) for call in groups):
         readings = (read(call.backward, sizes=call.request.sizes) for call in groups)
@@ -65,7 +70,7 @@ def plan_and_rewrite(
     for call in groups:
         began = time.perf_counter()
         request = call.request
-        if highest and isinstance(request.budget, float):  # a share is one of the whole step
+        if highest and isinstance(request.budget, float):  # it is a share of the whole step
             request = dataclasses.replace(request, budget=int(request.budget * highest))
         with shown(f"memory_saving_gradients: planning {len(call.backward.needed)} ops"):
             try:
@@ -81,7 +86,7 @@ def plan_and_rewrite(
 
 
 def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
-    """The plan by which the step is rewritten."""
+    """Rewrites the step by a plan, and returns the plan."""
     reading = read(step, request.cost_model, request.sizes)
     if isinstance(request.budget, OfDevice):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
@@ -106,7 +111,7 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
 
 
 def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments: Segments) -> Plan:
-    """The plan for a step whose loops compute their rounds again, applied.
+    """Applies a plan to a step whose loops recompute their rounds, and returns the plan.
 
     Raises:
         BudgetError: it misses the budget.
@@ -132,12 +137,12 @@ def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments:
     )
 
 
-# The least that a planner takes for an overhead.
+# The least overhead that the planner accepts.
 _NO_OVERHEAD = 1e-6
 
 
 def _predicted(step: BackwardPass, request: Request, reading: Reading) -> Plan:
-    """The plan that predictions lead to, applied."""
+    """Applies the best plan by prediction, and returns it."""
     if _asks_for_branches(request, reading):
         with contextlib.suppress(_NoBetter):
             return _plan_with_branches(step, request, reading)
@@ -164,14 +169,14 @@ class _SavesNothing(Exception):
 def _decided(reading: Reading, request: Request) -> tuple[Reading, Plan, bool]:
     """The plan for a step, and whether it saves memory.
 
-    Where nobody says how large the batch is, what saves nothing at the nominal size may save at a
-    larger one.
+    If the batch size is not given, a plan that saves nothing at the nominal size may save memory at
+    a larger one; so we try several.
     """
     anything_goes = reading.batch_size is not None and request.sizes.assumed
     if anything_goes and isinstance(request.budget, int):
         warn(
-            f"memory_saving_gradients: the inputs leave their batch unknown, so memory_budget is "
-            f"kept for a batch of {reading.batch_size}: say batch_size= where you say memory_budget"
+            "memory_saving_gradients: the batch size of the inputs is unknown, so memory_budget is "
+            f"kept for a batch of {reading.batch_size}: say batch_size= together with memory_budget"
         )
         anything_goes = False
     if not anything_goes:
@@ -181,7 +186,7 @@ def _decided(reading: Reading, request: Request) -> tuple[Reading, Plan, bool]:
     unmet: BudgetError | None = None
     for batch in (reading.batch_size, *_LARGER_BATCHES):
         try:
-            sizes = InputSizes(batch)  # said, so that what contradicts the graph is left out
+            sizes = InputSizes(batch)  # not `assumed`, so that a size the graph excludes raises
             if batch != reading.batch_size:
                 reading = read(reading.step, request.cost_model, sizes)
             plan = decide(reading, request)
@@ -207,9 +212,9 @@ def _shares(plan: Plan) -> list[float]:
     return [plan.peak_bytes / max(plan.baseline_peak_bytes, 1) for plan in plans]
 
 
-# Where nobody says how large the batch is: what a plan shall be good for, what is tried beside the
-# nominal size, what share of the plain peak a plan takes that is good at its own size, and how much
-# worse it may be at others.
+# If the batch size is not given: the sizes for which a plan should be good, the sizes that are
+# tried besides the nominal one, the share of the plain peak below which a plan is good at its own
+# size, and how much worse it may be at the others.
 _BATCHES = (16, 128, 1024, 4096)
 _LARGER_BATCHES = (1024, 4096)
 _MUCH = 0.8
@@ -217,7 +222,7 @@ _AS_GOOD = 1.1
 
 
 def _asks_for_branches(request: Request, reading: Reading) -> bool:
-    """Whether what is inside branches is to be recomputed, too."""
+    """Whether the insides of branches are to be recomputed, too."""
     if request.plan:
         return (
             has_branches(reading)
@@ -227,11 +232,11 @@ def _asks_for_branches(request: Request, reading: Reading) -> bool:
 
 
 def _plan_with_branches(step: BackwardPass, request: Request, before: Reading) -> Plan:
-    """A plan that recomputes inside branches as well, applied.
+    """Applies a plan that recomputes inside branches as well, and returns it.
 
     Raises:
-        _NoBetter: without a budget: that does not lower the peak.
-        BudgetError: there is a budget, and that misses it, too.
+        _NoBetter: there is no budget, and the peak is not lower.
+        BudgetError: there is a budget, and the plan misses it.
     """
     with tf_private.all_or_nothing():
         known = len(step.graph.get_operations())
@@ -255,7 +260,7 @@ def _plan_with_branches(step: BackwardPass, request: Request, before: Reading) -
 
 
 class _NoBetter(Exception):
-    """To recompute inside branches does not lower the peak."""
+    """Recomputing inside branches does not lower the peak."""
 
 
 def _rewrite_inside(runtime: Runtime, most_runs: int, step: BackwardPass) -> None:

@@ -1,4 +1,4 @@
-"""The proof of a plan, before the user's own run: a rehearsal, a real run, or XLA's compiler."""
+"""Checks a plan before the user's own run: by a rehearsal, a real run, or XLA's compiler."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ from memory_saving_gradients.rewriting.as_plain import may_be_reordered
 from memory_saving_gradients.rewriting.rehearsal import added_bytes
 from memory_saving_gradients.rewriting.rewrite import behind_gates, rewrite
 
-# How often to plan again where a step takes more than the budget.
+# The most plans that are tried if a step exceeds the budget.
 _ROUNDS = 3
-# A budget that was missed is tightened by what it was missed by, and so much more.
+# After a miss, the budget is scaled down by the ratio of the miss, and by this factor.
 _MARGIN = 0.99
-# The allocator and the process agree within this share, and within what a process grows by anyway.
+# The allocator and the process agree within this share, and within the usual noise of a process.
 _AGREE = 0.1
 _NOISE = 8 * 2**20
-# Where no plan is predicted to keep a budget, one that is off by so much is measured.
+# If no plan is predicted to keep a budget, a plan within this factor of it is measured.
 _PERHAPS = 1.25
-# A rehearsal is no run: so far it may be off.
+# A rehearsal is less accurate than a run: it may exceed the budget by this factor.
 _TOLERANCE = 1.06
-# How much of a budget a compiled step is to use, and how far it may lie above.
+# The share of a budget that a compiled step should use, and the factor by which it may exceed it.
 _LEAST_USED = 0.95
 _NEARLY = 1.02
-# Beside the lowest peak, these multiples of it are compiled for "memory".
+# For "memory", these multiples of the lowest peak are compiled as well.
 _AROUND = (1.1, 1.25)
-# About what is recomputed earlier than it need be, to save gates, this share of the peak may be
-# alive: close to the peak predictions are no better.
+# Recomputation is moved earlier, to save gates, only where at most this share of the peak is alive:
+# predictions are not accurate enough to go closer.
 _EARLY = 0.9
-# A step of so many ops compiles in some ten seconds.
+# A step of at most this many ops compiles in about ten seconds.
 _SOON = 5_000
 
 logger = logging.getLogger("memory_saving_gradients")
 
 
 class _Missed(Exception):
-    """The step took more than the budget."""
+    """The step exceeds the budget."""
 
 
 def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
-    """Rewrites a step by a plan that holds; plans anew where the first one does not.
+    """Rewrites a step by a plan, checks it, and plans again if it misses the budget.
 
-    With `verify=True` a run is measured, or the step is compiled where XLA compiles it. Else, where
-    there is a budget, the runtime rehearses the rewritten step; nothing runs. Without a budget,
-    what that adds is part of the plan's peak.
+    With `verify=True` we measure a run, or compile the step if XLA will compile it. Without it, if
+    there is a budget, we simulate what the runtime makes of the rewritten step; nothing runs.
+    Without a budget, the bytes that the runtime adds are added to the plan's peak.
 
     Args:
         reading: the step.
         plan: a plan for it.
-        request: what was asked for.
+        request: the user's request.
 
     Returns:
         The plan that was applied.
 
     Raises:
-        BudgetError: no plan was found whose run keeps the budget; the graph is plain.
+        BudgetError: no plan was found that keeps the budget; the graph is plain.
         CannotMeasure: the step cannot be run with stand-ins for inputs and variables.
     """
     runtime, budget = reading.step.runtime, plan.budget_bytes
@@ -89,7 +89,10 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
         except CannotMeasure as error:
             if not reading.step.after:
                 raise
-            warn(f"memory_saving_gradients: this step and its updates are not measured: {error}")
+            warn(
+                "memory_saving_gradients: this step was not measured together with its updates: "
+                f"{error}"
+            )
     if budget is None:
         nodes = _rewrite(reading, plan)
         if not may_be_reordered(reading):
@@ -106,9 +109,9 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
         return _first_proven(reading, plan, request, int(budget * _TOLERANCE), rehearsed)
     except BudgetError as error:
         warn(
-            f"memory_saving_gradients: with what TensorFlow makes of it, this step may take "
-            f"{format_bytes(error.lowest_peak_bytes)} where {format_bytes(budget)} are allowed. "
-            "verify=True measures it"
+            "memory_saving_gradients: after TensorFlow's own graph optimisations, this step may "
+            f"take {format_bytes(error.lowest_peak_bytes)} where {format_bytes(budget)} are "
+            "allowed. verify=True measures it"
         )
         _rewrite(reading, plan)
         return plan
@@ -117,9 +120,9 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
 def _compiled(reading: Reading, plan: Plan, request: Request) -> Plan:
     """Rewrites a step that XLA compiles.
 
-    With `verify=True`, or a budget and a step that compiles soon, the compiler says what the step
-    takes, and what is left of a budget is used. A share is then one of what XLA allocates for the
-    plain step.
+    With `verify=True`, or with a budget if the step compiles quickly, we ask the compiler how much
+    it allocates, and adjust the plan to use the whole budget. A budget that is a share is then a
+    share of what XLA allocates for the plain step.
     """
     proven = plan
     if request.verify or (plan.budget_bytes is not None and _compiles_soon(reading, request)):
@@ -128,16 +131,16 @@ def _compiled(reading: Reading, plan: Plan, request: Request) -> Plan:
         except compiler.CannotCompile as error:
             if request.verify:
                 raise CannotMeasure(str(error)) from error
-            logger.info("this step's budget is kept by rules alone: %s", error)
+            logger.info("this step's budget is only checked by prediction: %s", error)
     _rewrite(reading, proven)
     return proven
 
 
 def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
-    """The plan that fits a budget best by XLA's own report; the graph is as before.
+    """The plan that fits a budget best by XLA's own report; the graph is unchanged.
 
-    Of "memory" it is the one that takes least, of some about the lowest predicted peak: how XLA
-    packs tensors of many sizes no rule foretells.
+    For "memory" it is the plan that needs least, of a few near the lowest predicted peak: XLA's
+    buffer assignment for tensors of many sizes cannot be predicted.
     """
     budget = plan.budget_bytes
     if isinstance(request.budget, float):
@@ -149,7 +152,7 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
         with tf_private.all_or_nothing() as edits:
             _rewrite(reading, plan)
             size = _temporary_bytes(reading, request)
-            while edits:  # it was rewritten only to be looked at
+            while edits:  # it was rewritten only to be compiled
                 edits.pop()()
         return dataclasses.replace(
             plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
@@ -169,7 +172,7 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     if request.strategy == "budget" and all(
         _compiled_peak(candidate) > _NEARLY * budget for candidate in tried
     ):
-        # The plan of the lowest predicted peak may fit all the same.
+        # The plan of "memory" may fit nevertheless.
         by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
         tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
     lowest = min(tried, key=_compiled_peak)
@@ -193,7 +196,7 @@ def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
 
 
 def _with_fewer_gates(plan: Plan) -> Plan:
-    """The plan with its stretches of recomputation together, where little is alive."""
+    """The plan with stretches of recomputation joined where few bytes are alive."""
     most = int(_EARLY * plan.peak_bytes)
     schedule = fewer_stretches(plan.problem, plan.schedule, most)
     judged = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
@@ -208,7 +211,7 @@ def _with_fewer_gates(plan: Plan) -> Plan:
 
 
 def _next_peak(tried: list[Plan], strategy: str) -> int | None:
-    """The predicted peak to plan for after some plans; None where those are enough."""
+    """The predicted peak to plan for next; None if the plans so far are enough."""
     budget, size = tried[-1].budget_bytes, _compiled_peak(tried[-1])
     if len(tried) == _ROUNDS:
         return None
@@ -227,7 +230,7 @@ def _compiles_soon(reading: Reading, request: Request) -> bool:
 
 
 def _temporary_bytes(reading: Reading, request: Request) -> int:
-    """What XLA allocates for the step as it is now."""
+    """The bytes that XLA allocates for the step as it is now."""
     step = reading.step
     with shown(f"memory_saving_gradients: compiling {len(step.needed)} ops"), tf.init_scope():
         returned = [*map(behind_gates, (step.target, *step.results))]
@@ -240,7 +243,7 @@ def _rewrite(reading: Reading, plan: Plan) -> list[str]:
 
 
 def _added(reading: Reading, plan: Plan, nodes: list[str]) -> int:
-    """The bytes that the runtime adds to the peak of a rewritten step."""
+    """The bytes by which the runtime's optimisations raise the peak of a rewritten step."""
     ordered = reading.in_order_of(plan.problem)
     return added_bytes(ordered, plan.schedule, nodes)
 
@@ -252,14 +255,15 @@ def _first_proven(
     most: int | None,
     proof: Callable[[Plan, list[str]], tuple[int, Plan]],
 ) -> Plan:
-    """Rewrites the step by the first plan that a proof finds to take no more than `most` bytes.
+    """Rewrites the step by the first plan that is proven to need at most `most` bytes.
 
     Args:
         reading: the step.
         plan: the first plan.
-        request: what was asked for.
+        request: the user's request.
         most: bytes, or None for any.
-        proof: of a plan and the nodes that it runs gives the peak, and the plan with what it found.
+        proof: called with a plan and the names of its runs; returns the peak, and the plan with the
+            result recorded.
     """
     budget = plan.budget_bytes
     tried: list[tuple[int, Plan]] = []
@@ -280,17 +284,17 @@ def _first_proven(
 
 
 def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Plan | None:
-    """Has a step keep a budget in a measured run, where no plan is predicted to keep it.
+    """Looks for a plan that keeps a budget as measured, if none does as predicted.
 
-    The plain step is tried, and the plan of the lowest predicted peak, if that is close.
+    We measure the plain step, and then the plan of the lowest predicted peak, if that is close.
 
     Args:
         reading: the step.
-        request: what was asked for.
-        error: what predictions, or runs of other plans, led to.
+        request: the user's request.
+        error: the error of the prediction.
 
     Returns:
-        The plan that was applied; None if no run keeps the budget, or none can be had.
+        The plan that was applied; None if no run keeps the budget, or none can be measured.
     """
     budget = error.budget_bytes
     on_cpu = reading.step.runtime.runs_in_sessions and not tf.config.list_physical_devices("GPU")
@@ -314,7 +318,7 @@ def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Pl
         return dataclasses.replace(plan, budget_bytes=budget)
     except _Missed:
         return None
-    except Exception as unexpected:  # the user is to see the error that this might have spared
+    except Exception as unexpected:  # the caller raises the original error instead
         logger.info("this step is not measured: %s", unexpected)
         return None
 
@@ -322,24 +326,26 @@ def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Pl
 def _kept_by_run(error: BudgetError, what: str, peak: int) -> str:
     return (
         f"memory_saving_gradients: memory_budget of {format_bytes(error.budget_bytes)} is kept by "
-        f"no plan as predicted: the lowest peak would be {format_bytes(error.lowest_peak_bytes)}. "
+        "no plan as predicted: the lowest predicted peak is "
+        f"{format_bytes(error.lowest_peak_bytes)}. "
         f"But {what} takes {format_bytes(peak)}, as measured"
     )
 
 
 def _has_room(reading: Reading) -> bool:
-    """Whether this machine has room for the plain step, even if that takes twice what is said."""
+    """Whether this machine has memory for the plain step, even at twice its predicted peak."""
     with contextlib.suppress(OSError):
         return 2 * plain_peak(reading.problem) < available_bytes()
     return False
 
 
 def _measured(reading: Reading, plan: Plan) -> tuple[int, Plan]:
-    """The peak of a run of the step as it is now, in bytes; the plan says it.
+    """The measured peak of a run of the step as it is now, in bytes, and the plan with it.
 
-    It is the larger one of what TensorFlow's allocator is asked for and of what the process grows
-    by: oneDNN's allocator hands out chunks that can be nearly twice as large. Without that one,
-    tensors lie in the C library's heap, and what a process grows by depends on what it ran before.
+    It is the larger one of the memory requested from TensorFlow's allocator and the growth of the
+    process: oneDNN's allocator returns chunks that can be nearly twice as large as requested.
+    Without oneDNN, tensors are in the C library's heap, and the growth of the process depends on
+    what it ran before, so we do not use it.
     """
     operations = order.dependencies(t.op for t in reading.step.results)
     shapes = Shapes([*operations], reading.sizes)
@@ -351,7 +357,7 @@ def _measured(reading: Reading, plan: Plan) -> tuple[int, Plan]:
         asked = session_peak(session, fetches, fed)
         grown = asked
         if tf_private.onednn_enabled():
-            with contextlib.suppress(OSError):  # the system does not tell
+            with contextlib.suppress(OSError):  # the system does not provide it
                 grown = step_peak(functools.partial(session.run, fetches, fed))
     agree = abs(grown - asked) <= max(_AGREE * asked, _NOISE)
     return asked if agree else max(asked, grown), dataclasses.replace(

@@ -1,7 +1,7 @@
-"""What every front door does once TensorFlow has differentiated.
+"""What every front door does: TensorFlow differentiates, then we plan and rewrite.
 
-In a `tf.function` that waits for the end of the trace. Then the whole step is known: all backward
-passes, what is computed beside them, and the control dependencies that TensorFlow adds.
+In a `tf.function` planning waits for the end of the trace. Then the whole step is known: all
+backward passes, the ops beside and after them, and the control dependencies that TensorFlow adds.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from memory_saving_gradients.reading.backward import (
 )
 from memory_saving_gradients.rewriting.rewrite import as_differentiated, behind_gates
 
-#: The environment variable that makes our own errors end the step. Tests set it.
+#: The environment variable that makes internal errors raise. Tests set it.
 STRICT = "MEMORY_SAVING_GRADIENTS_STRICT"
 
 logger = logging.getLogger("memory_saving_gradients")
 
-# `graphs`: those that are being differentiated; `last`: the last step of a v1 graph, and the edits.
+# `graphs`: graphs being differentiated; `last`: the last step of a v1 graph, and its edits.
 _under_way = threading.local()
 
 _looked_at: contextvars.ContextVar[list[tuple[BackwardPass, Request]] | None]
@@ -63,27 +63,27 @@ def differentiate(
     options: Options,
     planned: Callable[[Plan], object] = lambda plan: None,
 ) -> Any:
-    """Has TensorFlow differentiate, and what that made rewritten, if it lowers the peak.
+    """Lets TensorFlow differentiate, and rewrites the result if that lowers the peak.
 
     In a `tf.function` it is rewritten when the trace ends.
 
     Args:
         call: differentiates in `graph`, the default graph; returns gradients in any structure.
-        ys: what it differentiates: tensors in any structure.
-        xs: what it differentiates by; the gradients have its structure.
+        ys: the tensors to differentiate, in any structure.
+        xs: what to differentiate by; the gradients have its structure.
         graph: the graph.
-        options: what the user asks for.
+        options: the user's options.
         planned: called with the plan, if one is applied.
 
     Returns:
-        What `call` returned.
+        The gradients that `call` returned.
 
     Raises:
-        BudgetError: no plan within the budget was found; the graph is plain. In a `tf.function`
-            the trace ends with it.
+        BudgetError: no plan within the budget was found; the graph is plain. In a `tf.function` it
+            is raised at the end of the trace.
     """
     graphs = _under_way.__dict__.setdefault("graphs", set())
-    if graph in graphs:  # asked by a gradient function, whose ops belong to a larger backward pass
+    if graph in graphs:  # called by a gradient function, as part of a larger backward pass
         return call()
     flat = tf.nest.flatten(ys, expand_composites=True)
     ours = [y for y in flat if tf.is_tensor(y) and getattr(y, "graph", None) is graph]
@@ -122,7 +122,7 @@ def _tensors(grads: Any, graph: tf.Graph) -> list[tf.Tensor]:
 
 
 def _reference_variables(xs: Any, grads: Any, graph: tf.Graph) -> dict[str, list[tf.Operation]]:
-    """The reference variables that each tensor of the gradients is one by, by its name."""
+    """By name of a gradient, the reference variables that it is the gradient of."""
     variables: dict[str, list[tf.Operation]] = {}
     for x, grad in zip(tf.nest.flatten(xs), tf.nest.flatten(grads), strict=True):
         variable = references.variable_of(x)
@@ -132,10 +132,10 @@ def _reference_variables(xs: Any, grads: Any, graph: tf.Graph) -> dict[str, list
 
 
 def plan_updates(updates: tf.Operation) -> None:
-    """Plans the last step of a v1 graph anew, with the ops that update its variables.
+    """Plans the last step of a v1 graph again, with the ops that update its variables.
 
     Args:
-        updates: what an optimizer made of the gradients.
+        updates: the op with which an optimizer applies the gradients.
     """
     last, _under_way.last = getattr(_under_way, "last", None), None
     if last is None or last[0].backward.graph is not updates.graph:
@@ -161,16 +161,16 @@ def _finish_trace(asked: list[Call]) -> None:
 
 
 def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
-    """Rewrites a step, if that lowers its peak; an error leaves it plain.
+    """Rewrites a step, if that lowers its peak; an internal error leaves it plain.
 
     Returns:
-        The tensors that take the place of gradients, by the name of those.
+        By name of a gradient, the tensor that replaces it.
 
     Raises:
         BudgetError: no plan within a budget was found.
-        WrongPlan: a plan that was given is one for another graph.
-        WrongSize: the batch size that was given contradicts the graph.
-        CannotMeasure: costs were to be measured, and the step cannot be run for it.
+        WrongPlan: a given plan was made for another graph.
+        WrongSize: the given batch size contradicts the graph.
+        CannotMeasure: the step was to be measured, and cannot be run.
     """
     graph = asked[0].backward.graph
     looked_at = _looked_at.get()
@@ -209,7 +209,7 @@ def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
 
 
 def _after_last_reads(call: Call, moved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """What takes the place of gradients by reference variables, by the name of those."""
+    """By name of a gradient with respect to reference variables, the tensor that replaces it."""
     results = {t.name: moved.get(t.name, t) for t in call.backward.results}
     step = order.dependencies(t.op for t in results.values())
     return {
@@ -220,7 +220,7 @@ def _after_last_reads(call: Call, moved: Mapping[str, tf.Tensor]) -> dict[str, t
 
 @contextlib.contextmanager
 def looking() -> Iterator[list[tuple[BackwardPass, Request]]]:
-    """Within it, what is traced in this thread stays plain, and is put into the list instead."""
+    """Within it, steps traced in this thread stay plain, and are added to the list instead."""
     passes: list[tuple[BackwardPass, Request]] = []
     token = _looked_at.set(passes)
     try:
@@ -231,7 +231,7 @@ def looking() -> Iterator[list[tuple[BackwardPass, Request]]]:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A graph is one large cycle; to walk through it again and again takes longer than planning."""
+    """Disables garbage collection: traversing the cycles of a graph takes longer than planning."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -242,7 +242,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _joined(asked: Sequence[Call]) -> list[Call]:
-    """The backward passes that are planned apart: those of one forward pass are planned as one."""
+    """The calls, with backward passes that share a forward pass joined into one."""
     groups: list[Call] = []
     for call in asked:
         for i, other in enumerate(groups):
@@ -290,16 +290,16 @@ def _what_broke(error: Exception) -> str:
     where = f' at the op "{op.name}" ({op.type})' if op is not None else ""
     return (
         f"memory_saving_gradients: {type(error).__name__}{where}: {error}. This is a fault of "
-        "ours: the step stays as tf.gradients leaves it, so its gradients are right and no memory "
+        "ours: the step stays as tf.gradients makes it, so its gradients are right but no memory "
         "is saved. Please report it to the authors, with the model if you can; "
         f"{STRICT}=1 in the environment raises the error instead."
     )
 
 
 def _op_at_fault(error: Exception) -> tf.Operation | None:
-    """The op that the innermost function of ours was at work on.
+    """The op that the innermost of our functions was working on.
 
-    All of them call it `op`, so that an error of any can be told with it, and none has to care.
+    All functions name it `op`, so that we can find it in the frames of any error.
     """
     innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):

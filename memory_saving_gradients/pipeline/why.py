@@ -1,4 +1,4 @@
-"""Why a budget cannot be met, or nothing is saved, and what to do: in the user's words."""
+"""Messages to the user: why a budget cannot be met, or nothing is saved, and what to do."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.report.obstacles import in_the_way
 
-# So many of the tensors that hold a peak are named.
+# The most tensors alive at a peak that are named.
 _HOLDERS = 5
 
 
 def unreachable(
     reading: Reading, schedule: Schedule, budget: int, bounded: bool, given: Sequence[str] = ()
 ) -> BudgetError:
-    """The error that says how low a step can go, what holds it there, and what to do.
+    """The error for a budget that no plan meets: the lowest peak, what is alive then, what to do.
 
     Args:
         reading: the step.
         schedule: the schedule of the lowest peak found.
         budget: the budget that it misses, in bytes.
         bounded: whether `max_recompute` is set.
-        given: the names of the checkpoints that were given, which are kept.
+        given: the names of the given checkpoints, which are kept.
     """
     problem = reading.problem
     simulation = simulate(problem, schedule)
@@ -45,7 +45,7 @@ def unreachable(
         for t, i in zip(tensors, held, strict=False)
     )
     workspace = problem.ops[schedule[entry]].workspace
-    scratch = f" It takes {format_bytes(workspace)} of scratch space." if workspace else ""
+    scratch = f" It needs {format_bytes(workspace)} of scratch space." if workspace else ""
     all_bytes = sum(problem.tensors[t].bytes for t in held) + workspace
     weights = sum(problem.tensors[t].bytes for t in held if t in reading.roles.of_weights)
     target = reading.step.target
@@ -77,7 +77,7 @@ def unreachable(
 
 
 def _fitting_batch(reading: Reading, schedule: Schedule, budget: int) -> int:
-    """The largest batch with which the schedule keeps the budget; 0 where that is not known."""
+    """The largest batch with which the schedule keeps the budget; 0 if unknown."""
     known = reading.batch_size if reading.growth else None
     low, high = 0, known or 1
     while known and high - low > 1:
@@ -91,23 +91,23 @@ def _fitting_batch(reading: Reading, schedule: Schedule, budget: int) -> int:
 
 
 def missed(reading: Reading, budget: int, lowest: int, plan: Plan) -> BudgetError:
-    """The error that says that plans keep a budget, and runs do not.
+    """The error for a budget that plans meet as predicted, but not as measured.
 
     Args:
         reading: the step.
         budget: the budget, in bytes.
-        lowest: the lowest peak that was measured, in bytes.
-        plan: the plan of it.
+        lowest: the lowest measured peak, in bytes.
+        plan: the plan with that peak.
     """
     target = reading.step.target
     both = ""
     if plan.process_peak_bytes is not None:
         both = (
-            f" That is the process; TensorFlow's allocator was asked for "
+            f" That is the growth of the process; TensorFlow's allocator was asked for "
             f"{format_bytes(plan.measured_peak_bytes or 0)}."
         )
     return BudgetError(
-        f"memory_budget of {format_bytes(budget)} is kept by no run for the gradients of "
+        f"memory_budget of {format_bytes(budget)} was kept by no run for the gradients of "
         f"{_named(target.name, target.op)}: the lowest measured peak is {format_bytes(lowest)}."
         f"{both} Allow at least {_said(lowest)}, or make the batch smaller.",
         budget,
@@ -116,22 +116,22 @@ def missed(reading: Reading, budget: int, lowest: int, plan: Plan) -> BudgetErro
 
 
 def _named(name: str, op: tf.Operation) -> str:
-    """The name, and where the user finds it."""
+    """The name, and its layer or line of code."""
     where = origin(op)
     return f'"{name}" ({where})' if where else f'"{name}"'
 
 
 def _said(count: int) -> str:
-    """Bytes, as `memory_budget` takes them."""
+    """Bytes in a form that `memory_budget` accepts."""
     return f"{count} bytes" if count >= LEAST_BYTES else f'"{count}B"'
 
 
 def why_nothing_is_saved(plan: Plan, by_memory: Plan | None) -> str:
-    """The warning of a plan that is not applied, and what to try.
+    """The warning for a plan that is not applied, with what to try.
 
     Args:
         plan: the plan.
-        by_memory: what "memory" would give, where checkpoints were given.
+        by_memory: the plan of "memory", if checkpoints were given.
     """
     problem = plan.problem
     intro = (
@@ -140,24 +140,24 @@ def why_nothing_is_saved(plan: Plan, by_memory: Plan | None) -> str:
     )
     if not any(not op.pinned and not op.backward and op.outputs for op in problem.ops):
         return intro + (
-            "The backward pass reads no activation that could be computed twice: all of them come "
-            "from inputs, variables, or ops with state."
+            "The backward pass reads no activation that could be recomputed: all of them come from "
+            "inputs, variables, or ops with state."
         )
     return intro + (
-        f"The predicted peak is {format_bytes(plan.baseline_peak_bytes)} as it is and would be "
+        f"The predicted peak is {format_bytes(plan.baseline_peak_bytes)}, and would be "
         f"{format_bytes(plan.peak_bytes)} with {len(plan.recomputed)} ops recomputed. "
         f"{in_the_way(plan)}{_instead(by_memory)}"
     )
 
 
 def saves_little(plan: Plan) -> bool:
-    """Whether a plan that nobody gave a budget for leaves most of the peak."""
+    """Whether a plan without a budget saves only a small part of the peak."""
     plain = plan.baseline_peak_bytes
     return plan.budget_bytes is None and plan.peak_bytes > _LITTLE * plain and plain > _SMALL
 
 
 def why_little_is_saved(plan: Plan, by_memory: Plan | None) -> str:
-    """The warning of a plan that leaves most of the peak, and what to try; see the other one."""
+    """The warning for a plan that saves little, with what to try; see `why_nothing_is_saved`."""
     return (
         f'memory_saving_gradients: checkpoints="{plan.strategy}" saves little here: '
         f"{format_bytes(plan.baseline_peak_bytes)} -> {format_bytes(plan.peak_bytes)} at an "
@@ -166,7 +166,7 @@ def why_little_is_saved(plan: Plan, by_memory: Plan | None) -> str:
 
 
 def _instead(plan: Plan | None) -> str:
-    """What another plan would give."""
+    """The sentence on what another plan would give."""
     if plan is None:
         return ""
     return (
@@ -177,5 +177,5 @@ def _instead(plan: Plan | None) -> str:
 
 # A plan saves little if its peak is more than this share of the plain one.
 _LITTLE = 0.8
-# Nobody minds what a step of so few bytes takes.
+# For a step with a smaller peak, in bytes, there is no warning.
 _SMALL = 2**20
