@@ -1,4 +1,4 @@
-"""What a user calls: gradients, tape, patch, max_batch.
+"""The functions that users call: gradients, tape, patch, max_batch.
 
 Imports `pipeline` and what lies below it.
 """

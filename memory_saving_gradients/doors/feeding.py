@@ -1,4 +1,4 @@
-"""How many examples are in a batch of what a Keras model is fitted to."""
+"""The batch size of the data that a Keras model is fitted to."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import tensorflow as tf
 
-# What `fit` takes where nobody says.
+# The default batch size of `fit`.
 _OF_KERAS = 32
 
 
 def fed_batch(x: Any, batch_size: int | None) -> tuple[Any, int | None]:
-    """The size of the batches of `x`, and `x` itself.
+    """The batch size of `x`, and `x` itself.
 
-    Of a dataset whose type does not tell, and of a generator, the first element is looked at; it is
-    not lost.
+    For a generator, or a dataset whose type does not tell, we look at the first element; it is not
+    lost.
 
     Args:
         x: the first argument of `fit`: arrays or tensors in any structure, a `tf.data.Dataset`, a
@@ -25,7 +25,7 @@ def fed_batch(x: Any, batch_size: int | None) -> tuple[Any, int | None]:
         batch_size: the argument of `fit`.
 
     Returns:
-        What to give to `fit` in the place of `x`, and the size; None where nothing tells it.
+        What to give to `fit` instead of `x`, and the batch size; None if it is unknown.
 
     Example:
         >>> fed_batch(tf.zeros((1000, 8)), 64)[1]

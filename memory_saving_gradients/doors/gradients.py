@@ -42,9 +42,9 @@ def gradients(
 ) -> list:
     """Differentiates as `tf.gradients` does, in less memory.
 
-    TensorFlow differentiates; then the backward ops are made to read recomputed activations
-    where those were not kept. The values are those of `tf.gradients`, bit for bit where the
-    kernels are deterministic.
+    TensorFlow differentiates; then the backward ops are rewritten to read recomputed activations
+    instead of kept ones. The values are those of `tf.gradients`, bit for bit where the kernels are
+    deterministic.
 
     Args:
         ys: a tensor or list of tensors to be differentiated.
@@ -53,49 +53,51 @@ def gradients(
         checkpoints: which forward tensors to keep for the backward pass. One of
             `"collection"` (those in the graph collection "checkpoints"),
             `"memory"` (the cheapest plan within 3 % of the lowest peak found),
-            `"speed"` (the same, and only cheap ops run again),
-            `"auto"` (the knee: most of what "memory" saves, for less),
+            `"speed"` (the same, but only cheap ops are recomputed),
+            `"auto"` (the knee: most of what "memory" saves, at a lower cost),
             `"articulation"` (√n of the tensors where the network is one tensor wide, the textbook
-            method: planned in milliseconds, and saves less),
+            method: planned in milliseconds, but saves less),
             a list of tensors, ops, their names, or regular expressions that are searched in
             the names of tensors, or
-            a function from a `tf.Operation` to bool that says whether to keep the op's outputs.
+            a function from a `tf.Operation` to bool that tells whether to keep the op's outputs.
         name: as in `tf.gradients`.
         colocate_gradients_with_ops: as in `tf.compat.v1.gradients`.
         gate_gradients: as in `tf.gradients`.
         aggregation_method: as in `tf.gradients`.
         stop_gradients: as in `tf.gradients`.
         unconnected_gradients: as in `tf.gradients`.
-        memory_budget: the peak to stay within, at the least overhead that is found: bytes (int), a
-            string (`"800MB"`, `"1.5GiB"`), a float, 0 < f <= 1, as a share of the baseline peak, or
-            `"device"`: nine tenths (`"80% of device"`: four fifths) of the GPU's memory, or of what
-            the system has free, less variables and inputs. It counts all that a step allocates at
-            once (activations, gradients, recomputed copies); variables, constants and fed inputs
-            are not counted. Where it needs to, the plan runs ops more than twice. With a budget,
-            `checkpoints` may be left out; tensors given there are kept.
+        memory_budget: the peak to stay within, at the least overhead found: bytes (int), a string
+            (`"800MB"`, `"1.5GiB"`), a float, 0 < f <= 1, as a share of the baseline peak, or
+            `"device"`: nine tenths (`"80% of device"`: four fifths) of the GPU's memory, or of the
+            system's free memory, less variables and inputs. It counts all that a step has allocated
+            at once (activations, gradients, recomputed copies), but not variables, constants and
+            fed inputs. If necessary the plan runs ops more than twice. With a budget, `checkpoints`
+            may be left out; tensors given there are kept.
         max_overhead: the extra cost to stay within, a float above 0 as a share of the plain step's
-            estimated cost: the lowest peak for it is planned. It takes the place of a budget.
-        max_recompute: how often an op may be recomputed at most by a strategy, a budget or an
-            overhead; 1 means that it runs at most twice. None sets no bound.
-        plan: a plan of the same graph to apply again, or the path where `Plan.save` put it; then
-            nothing is planned.
-        plan_cache: a folder. A plan that is there for the same step and the same options is taken,
-            and nothing is planned; another one is stored there. It is for tomorrow's run: within
-            one process a step that is traced again is not planned again anyway.
-        device: what to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local" for
-            this machine's own device. Under XLA also what a budget is compiled for; for the named
-            GPUs by the extra `xla-gpu`, without which rules decide.
-        cost_model: "analytical" takes TensorFlow's estimate of each op for `device`; "measured"
-            runs the plain step a few times with stand-ins for inputs and variables and takes each
-            op's time and scratch space from a trace.
-        batch_size: how large the unknown first dimension of the inputs will be, or a mapping of
-            names of inputs to whole shapes; without it, a plan is made that does well at any size.
-        verify: whether to prove the plan while the step is built: a run of it is measured
-            (`plan.measured_peak_bytes`), or, where XLA compiles it, its compiler is asked
-            (`plan.compiled_peak_bytes`); a budget that is missed is planned again.
+            estimated cost, at the lowest peak found. Give it instead of a budget.
+        max_recompute: how often a strategy, a budget or an overhead may recompute an op; 1 means
+            that it runs at most twice. None sets no bound.
+        plan: a plan of the same graph to apply again, or the path of one written by `Plan.save`;
+            then nothing is planned.
+        plan_cache: a folder of plans. A plan for the same step and options is read from there
+            instead of planned; a new one is stored there. It serves later runs: within one process
+            a step that is traced again is not planned again anyway.
+        device: the device to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local"
+            for this machine's own device. Under XLA it is also the device for which the step is
+            compiled to check a budget; the named GPUs need the extra `xla-gpu` for that, else the
+            budget is only checked by prediction.
+        cost_model: "analytical" uses TensorFlow's estimate of each op for `device`; "measured" runs
+            the plain step a few times with stand-ins for inputs and variables, and measures each
+            op's time and scratch space.
+        batch_size: the size of the inputs' unknown first dimension, or a mapping of names of inputs
+            to whole shapes; without it, the plan is chosen to do well at any size.
+        verify: whether to check the plan while the step is built: by measuring a run of it
+            (`plan.measured_peak_bytes`), or, if XLA compiles it, by its compiler's report
+            (`plan.compiled_peak_bytes`); if a budget is missed, we plan again.
         running_sums: whether sums of many gradients (of a weight that is read many times) add each
-            as it comes, so that one lives instead of all. Where that is another order than that of
-            the plain step, the sum is equal to rounding, and `plan.labels.reordered` names it.
+            term as it comes, so that one buffer is alive instead of all. If this order is not that
+            of the plain step, the sum agrees with it up to rounding, and `plan.labels.reordered`
+            names it.
 
     Returns:
         A list with the gradient of each x: a tensor, an `IndexedSlices`, or None.
@@ -154,10 +156,10 @@ def differentiated(
     planned: Callable[[Plan], object] = lambda plan: None,
     **arguments: Any,
 ) -> list:
-    """`tf.gradients` of `ys` by `xs`, saving memory.
+    """`tf.gradients` of `ys` with respect to `xs`, saving memory.
 
     Args:
-        options: how.
+        options: the options.
         ys: as in `gradients`.
         xs: as in `gradients`.
         planned: called with the plan, if one is applied.
@@ -177,7 +179,7 @@ def differentiated(
 
 
 def _check_in_a_graph(ys: Any, xs: Any) -> None:
-    """Raises if there is no graph to rewrite, or what is given is in none."""
+    """Raises if there is no graph to rewrite, or if `ys` or `xs` are eager tensors."""
     if tf.executing_eagerly():
         raise RuntimeError(
             "memory_saving_gradients rewrites graphs, and eager execution has none: call "
@@ -193,7 +195,7 @@ def _check_in_a_graph(ys: Any, xs: Any) -> None:
 
 
 def _plain_variable(x: Any) -> Any:
-    """The TensorFlow variable in a Keras variable; anything else as it is."""
+    """The TensorFlow variable of a Keras variable; other values are returned as they are."""
     variable = getattr(sys.modules.get("keras"), "Variable", None)
     if isinstance(variable, type) and isinstance(x, variable):
         return cast(Any, x)._value
@@ -232,7 +234,7 @@ def _with(strategy: str) -> Callable[..., list]:
 
     fixed.__name__ = fixed.__qualname__ = f"gradients_{strategy}"
     fixed.__doc__ = (
-        f'`gradients` with `checkpoints="{strategy}"`, to put in the place of `tf.gradients`: '
+        f'`gradients` with `checkpoints="{strategy}"`, a drop-in replacement for `tf.gradients`: '
         "its parameters are those of `tf.compat.v1.gradients` and the options of `gradients`."
     )
     return fixed

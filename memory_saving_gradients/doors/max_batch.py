@@ -23,8 +23,9 @@ from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.report.summary import rendered
 
-# The batch that is read first, the largest that is looked for, how near to the largest possible one
-# an answer is, and what the next is where planning at an answer shows that it does not fit.
+# The batch size that is read first; the largest that is searched; the relative accuracy of an
+# answer; and the factor by which an answer is reduced if planning at its size shows that it does
+# not fit.
 _FIRST = 32
 _LARGEST = 2**20
 _CLOSE = 0.02
@@ -36,11 +37,11 @@ class Largest:
     """The largest batch that fits in one way.
 
     Attributes:
-        batch_size: how many examples; 0 where not even one fits.
-        bytes: what the step takes then: the predicted peak, variables and inputs.
+        batch_size: how many examples; 0 if not even one fits.
+        bytes: the bytes that the step needs then: the predicted peak, variables and inputs.
         overhead: predicted extra cost, as a fraction of the cost of the plain step.
         seconds_per_example: TensorFlow's estimate of a step's time on one processor core, divided
-            by the batch: to compare the ways with each other.
+            by the batch size, for comparing the ways with each other.
     """
 
     batch_size: int
@@ -51,11 +52,11 @@ class Largest:
 
 @dataclasses.dataclass(frozen=True)
 class MaxBatch:
-    """What `max_batch` found.
+    """The result of `max_batch`.
 
     Attributes:
-        memory_bytes: the memory that was asked for.
-        variables_bytes: what weights, the optimizer's and other variables take of it.
+        memory_bytes: the memory that was given.
+        variables_bytes: the bytes of it that weights, optimizer state and other variables need.
         ways: by name ("plain", "speed", "memory", "10 % extra cost" …) the largest batch.
     """
 
@@ -73,25 +74,25 @@ class MaxBatch:
 def max_batch(
     model_or_step: Any, memory: int | str, example: Any = None, *, device: str = "cpu"
 ) -> MaxBatch:
-    """The largest batch that fits into a memory, plain and with recomputation.
+    """The largest batch that fits into a given memory, plain and with recomputation.
 
-    The step is traced and planned; nothing runs. The peak grows nearly linearly with the batch, by
-    which the batches to look at are chosen; each answer is one that was planned at that very size.
+    The step is traced and planned; nothing runs. The peak grows nearly linearly with the batch,
+    which guides the search; each answer is then planned at exactly that size.
 
-    What counts is the predicted peak of the step, all its variables (weights, what the optimizer
-    and the metrics keep) and the inputs. What else lives on a device (the framework itself,
-    workspaces of a GPU's kernels, temporaries of the optimizer) does not: leave room for it.
+    We count the predicted peak of the step, all its variables (weights, the state of the optimizer
+    and the metrics) and the inputs. Other memory of a device (the framework itself, workspaces of a
+    GPU's kernels, temporaries of the optimizer) is not counted: leave room for it.
 
     Args:
         model_or_step: a Keras model, or a `tf.function` that computes gradients. A model that is
-            not compiled is looked at without an optimizer, with the mean square of its outputs as
+            not compiled is analysed without an optimizer, with the mean square of its outputs as
             the loss.
         memory: bytes (int), or a string such as `"11GB"` or `"10GiB"`; `"device"` is nine tenths
             of the GPU that `device` names, of this machine's first GPU, or, without one, of what
             the system has free.
         example: one batch, as `fit` or the function takes it, arrays or tensors or their
             `tf.TensorSpec`: of a model `(x, y)` or `x`, of a function the tuple of its arguments.
-            Needed where the step does not tell: a subclassed model, a function without
+            Needed if the step does not define its inputs: a subclassed model, a function without
             `input_signature`.
         device: what to estimate costs for, as in `gradients`, and whose memory `"device"` is.
 
@@ -128,13 +129,13 @@ def max_batch(
         for name in _WAYS:
             ways[name] = search.largest(name, ways["plain"].batch_size if ways else 0)
             tick()
-    for name, most in _MOST.items():  # what another way does better, this one may do, too
+    for name, most in _MOST.items():  # a better plan of another way within the cost counts, too
         allowing = (one for one in ways.values() if one.overhead <= most)
         ways[name] = max(allowing, key=lambda one: (one.batch_size, -one.overhead))
     return MaxBatch(allowed, step.variables_bytes, ways)
 
 
-# The ways to train, each with what makes a schedule.
+# The ways to train, each with its planner.
 _WAYS: dict[str, Callable[[Problem], Schedule]] = {
     "plain": baseline,
     "speed": STRATEGIES["speed"],
@@ -145,7 +146,7 @@ _WAYS |= {name: functools.partial(lowest, max_overhead=most) for name, most in _
 
 
 class _Search:
-    """Looks for batches by one reading of the step, and again at each that it finds."""
+    """Searches batch sizes by scaling one reading of the step, and plans again at each answer."""
 
     def __init__(self, step: Step, allowed: int) -> None:
         self._step = step
@@ -160,7 +161,7 @@ class _Search:
         self._schedules: dict[str, list[Schedule]] = {}
 
     def largest(self, name: str, known: int) -> Largest:
-        """The largest batch that fits in a way: foretold, then planned at that very size.
+        """The largest batch that fits in a way: predicted, then planned at exactly that size.
 
         Args:
             name: the way.
@@ -181,8 +182,8 @@ class _Search:
         return answer
 
     def _search(self, name: str, known: int) -> int:
-        """The largest batch that is foretold to fit, nearly; 0 where none is."""
-        # Of a larger batch than fits plain, as activations hardly count in a small one.
+        """Nearly the largest batch that is predicted to fit; 0 if none is."""
+        # Plan for a larger batch than fits plain: in a small one activations hardly count.
         self._schedules[name] = [_WAYS[name](one) for one in self._grown(max(1, 2 * known))]
         low, high = known, max(1, 2 * known)
         while high <= _LARGEST and self._fits(self._predicted(name, high)):
@@ -203,7 +204,7 @@ class _Search:
         return [reading.problem.grown(reading.growth, more) for reading in self._first]
 
     def _taken(self, name: str, batch: int, anew: bool) -> Largest:
-        """What a batch takes: planned anew, or by the schedules of another batch."""
+        """The memory and cost of a batch: planned anew, or by the schedules of another batch."""
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
         if anew:
             problems = [reading.problem for reading in self._step.readings(batch)]
@@ -227,7 +228,7 @@ def _judged(problem: Problem, schedule: Schedule) -> tuple[int, float]:
 
 
 def _table(answer: MaxBatch) -> Table:
-    """The answer as a table."""
+    """The result as a table."""
     table = Table(
         title=(
             f"The largest batches in {answer.memory_bytes / 1e9:,.2f} GB "

@@ -1,4 +1,4 @@
-"""`patch()`: TensorFlow's own gradient functions save memory, for a process or within a `with`."""
+"""`patch()`: makes TensorFlow's own gradient functions save memory, for a process or a `with`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from memory_saving_gradients.plans.plan import Plan
 class patch:
     """Makes TensorFlow's own gradients save memory.
 
-    It replaces `tf.gradients`, `tf.compat.v1.gradients`, what the `tf.compat.v1` optimizers call,
-    and `tf.GradientTape`, which the training steps of Keras use. What `minimize` or
-    `apply_gradients` of a `tf.compat.v1` optimizer makes is planned with the step.
+    It replaces `tf.gradients`, `tf.compat.v1.gradients`, the functions that the `tf.compat.v1`
+    optimizers call, and `tf.GradientTape`, which the training steps of Keras use. The updates that
+    `minimize` or `apply_gradients` of a `tf.compat.v1` optimizer adds are planned with the step.
 
     A call patches the process until `undo()`. A `with` block patches the thread that runs it, and
-    the threads that this one starts meanwhile, and those start. What is *traced* while patched
-    saves memory; a `tf.function` that was traced before stays as it was. The innermost `with` block
+    all threads that are started from it meanwhile. Steps that are *traced* while patched save
+    memory; a `tf.function` that was traced before stays as it was. The innermost `with` block
     counts; without one, the latest call.
 
     Args:
@@ -40,7 +40,7 @@ class patch:
             verify and running_sums, as in `gradients`.
 
     Attributes:
-        plans: what was planned, newest last.
+        plans: the plans that were made, newest last.
 
     Raises:
         TypeError: an option is of a wrong type.
@@ -65,7 +65,7 @@ class patch:
 
     @classmethod
     def of(cls, options: Options) -> patch:
-        """A patch of options that are at hand."""
+        """A patch with existing options."""
         new = cls.__new__(cls)
         new._begin(options)
         return new
@@ -73,15 +73,15 @@ class patch:
     def _begin(self, options: Options) -> None:
         self.options = options
         self.plans: list[Plan] = []
-        self._asked = False  # for gradients, since it was made
-        #: In a `with` block: the threads that it covers.
+        self._asked = False  # whether gradients were asked for since it was made
+        #: in a `with` block, the threads that it covers
         self._threads: weakref.WeakSet[threading.Thread] | None = None
         with _lock:
             _install()
             _patches.append(self)
 
     def undo(self) -> None:
-        """Takes the patch back. What the last patch leaves is what the first one found."""
+        """Undoes the patch. After the last one, TensorFlow is as before the first one."""
         with _lock:
             if self in _patches:
                 _patches.remove(self)
@@ -108,13 +108,13 @@ class patch:
 
 _NOTHING_TRACED = (
     "memory_saving_gradients: nothing was differentiated within this patch, so it changed nothing. "
-    "It covers what is traced within it: a tf.function, or a model's training step, that was "
-    "traced before stays as it was. Patch before its first call, or make the function anew."
+    "It covers only what is traced within it: a tf.function, or a model's training step, that was "
+    "traced before stays as it was. Patch before its first call, or create the function again."
 )
 
 _lock = threading.RLock()
 _patches: list[patch] = []  # oldest first
-_replaced: list[tuple[Any, str, Any, Any]] = []  # module, name, what was there, what we put there
+_replaced: list[tuple[Any, str, Any, Any]] = []  # module, name, original, replacement
 
 
 def _active() -> patch | None:
@@ -128,7 +128,7 @@ def _active() -> patch | None:
 
 
 def _asked() -> patch | None:
-    """The patch that counts for a call that differentiates, which it notes."""
+    """The patch that counts for a call that differentiates; notes that it was used."""
     active = _active()
     if active is not None:
         active._asked = True
@@ -148,21 +148,21 @@ def _install() -> None:
 
 def _uninstall() -> None:
     for module, name, before, ours in _replaced:
-        # What somebody put over ours stays; ours then hands on to what was there before.
+        # If somebody has replaced ours, theirs stays; ours then calls the original.
         if getattr(module, name) is ours:
             setattr(module, name, before)
     _replaced.clear()
 
 
 def _patched(before: Callable) -> Callable:
-    """`before`, one of TensorFlow's gradient functions, or ours where a patch is active."""
+    """Wraps one of TensorFlow's gradient functions: ours runs instead while a patch is active."""
     signature = inspect.signature(before)
 
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(before)
     def patched(*args: Any, **kwargs: Any) -> Any:
         active = _asked()
-        if active is None or tf.executing_eagerly():  # eagerly, TensorFlow says what is wrong
+        if active is None or tf.executing_eagerly():  # in eager mode TensorFlow raises its error
             return before(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -172,7 +172,7 @@ def _patched(before: Callable) -> Callable:
 
 
 def _applying(before: Callable) -> Callable:
-    """`apply_gradients` of the `tf.compat.v1` optimizers: what it updates is planned, too."""
+    """Wraps `apply_gradients` of the `tf.compat.v1` optimizers: its updates are planned, too."""
 
     @functools.wraps(before)
     def apply_gradients(*args: Any, **kwargs: Any) -> Any:
@@ -185,7 +185,7 @@ def _applying(before: Callable) -> Callable:
 
 
 def _starting(before: Callable) -> Callable:
-    """`Thread.start`: what covers the thread that calls it covers the one that starts."""
+    """Wraps `Thread.start`: patches that cover the calling thread cover the new one."""
 
     @functools.wraps(before)
     def start(self: threading.Thread) -> None:
@@ -199,7 +199,7 @@ def _starting(before: Callable) -> Callable:
 
 
 class PatchedTape(GradientTape):
-    """What `tf.GradientTape` is while it is patched."""
+    """The replacement for `tf.GradientTape` while it is patched."""
 
     @tf.autograph.experimental.do_not_convert
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
@@ -212,7 +212,7 @@ class PatchedTape(GradientTape):
             self._patch.plans.append(plan)
 
 
-#: What takes the place of functions other than those that differentiate, by name.
+#: The replacements for functions other than those that differentiate, by name.
 _OURS: dict[str, Callable[[Any], Any]] = {
     "GradientTape": lambda before: PatchedTape,
     "apply_gradients": _applying,

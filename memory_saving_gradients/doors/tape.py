@@ -17,19 +17,20 @@ from memory_saving_gradients.plans.plan import Plan
 
 _EAGER = (
     "memory_saving_gradients: this step runs eagerly, so there is no graph to rewrite: gradients "
-    "are right, memory is not saved. Wrap the step in a tf.function (in Keras: leave out "
-    "run_eagerly=True), or call its parts by memory_saving_gradients.checkpoint. This is said once."
+    "are right, but no memory is saved. Wrap the step in a tf.function (in Keras: leave out "
+    "run_eagerly=True), or call its parts with memory_saving_gradients.checkpoint. This warning is "
+    "shown once."
 )
 
 
 class GradientTape(tf.GradientTape):
     """A `tf.GradientTape` whose `gradient()` saves memory inside a `tf.function`.
 
-    TensorFlow's own tape differentiates; then the ops that it made are rewritten to read
-    recomputed activations. So the values are the tape's, bit for bit where the kernels are
-    deterministic, and all of the tape's behaviour holds. `jacobian` and `batch_jacobian` are those
-    of the plain tape. In eager mode gradients are plain, and a warning says so once. A
-    `tf.function` that is called under the tape becomes part of the graph, so it is planned, too.
+    TensorFlow's own tape differentiates; then its backward ops are rewritten to read recomputed
+    activations. So the values are those of the plain tape, bit for bit where the kernels are
+    deterministic, and so is its behaviour. `jacobian` and `batch_jacobian` are those of the plain
+    tape. In eager mode gradients are plain, and a warning says so once. A `tf.function` that is
+    called under the tape is inlined into the graph, so it is planned, too.
 
     Args:
         persistent: as in `tf.GradientTape`.
@@ -128,13 +129,13 @@ class GradientTape(tf.GradientTape):
 
     @tf.autograph.experimental.do_not_convert
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """`tf.GradientTape.jacobian`, as it is: TensorFlow vectorises its loop over targets."""
+        """`tf.GradientTape.jacobian`, unchanged: TensorFlow vectorises its loop over targets."""
         with self._plain():
             return super().jacobian(*args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """`tf.GradientTape.batch_jacobian`, as it is."""
+        """`tf.GradientTape.batch_jacobian`, unchanged."""
         with self._plain():
             return super().batch_jacobian(*args, **kwargs)
 
@@ -151,7 +152,7 @@ class GradientTape(tf.GradientTape):
 
 
 def _seed(gradient: Any) -> Any:
-    """`gradient` by a new op, at which the backward pass can be seen to begin."""
+    """An identity of `gradient`, whose name marks the start of the backward pass."""
     return None if gradient is None else tf.identity(gradient, name="grad_ys_0")
 
 

@@ -1,4 +1,4 @@
-"""A training step, traced to be looked at: nothing is rewritten, nothing runs."""
+"""Traces a training step in order to analyse it: nothing is rewritten, nothing runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading, read
 from memory_saving_gradients.rewriting.running_sums import taken_apart
 
-#: Where a dimension is unknown and no `example` tells it.
+#: The advice if the shapes of inputs are unknown.
 _HOW = "give example=, one batch as the step takes it (on the command line: --input-shape)"
 
 
@@ -30,11 +30,11 @@ class Step:
     """A traced step.
 
     Attributes:
-        passes: its backward passes, each with what was asked for it.
-        variables_bytes: what all variables that it reads or writes take: weights, and what the
-            optimizer and the metrics keep.
-        example_bytes: what each example of a batch takes as an input.
-        traced: what holds the graph.
+        passes: its backward passes, each with its request.
+        variables_bytes: the bytes of all variables that it reads or writes: weights, and the state
+            of the optimizer and the metrics.
+        example_bytes: the bytes of inputs per example of a batch.
+        traced: the object that keeps the graph alive.
     """
 
     passes: list[tuple[BackwardPass, Request]]
@@ -48,7 +48,7 @@ class Step:
         return [read(step, request.cost_model, sizes) for step, request in self.passes]
 
     def plans(self, batch_size: int) -> list[Plan]:
-        """What was asked for, decided for a batch of that size.
+        """The plans for the requests, for a batch of that size.
 
         Raises:
             BudgetError: no plan within the budget was found.
@@ -71,7 +71,7 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
             `tf.TensorSpec`: of a model `(x, y)` or `x`, of a function the tuple of its arguments.
             The first dimension of each is the batch. None where the step tells: a model with
             inputs, a function with an `input_signature`.
-        options: what to ask for, where the step does not say itself.
+        options: the options, where the step does not set its own.
 
     Returns:
         The step.
@@ -88,7 +88,7 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
     with looking() as passes, patch.of(options):
 
         def anew(*arguments: Any) -> Any:
-            passes.clear()  # where variables are made, TensorFlow traces twice
+            passes.clear()  # if variables are created, TensorFlow traces twice
             return function(*arguments)
 
         traced = tf.function(anew).get_concrete_function(*arguments)
@@ -136,7 +136,7 @@ def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], 
         example: as in `traced_step`.
 
     Returns:
-        The step, and what it takes, as `tf.TensorSpec` of any batch.
+        The step, and its arguments, as `tf.TensorSpec`s of any batch.
 
     Raises:
         ValueError: the model does not tell its inputs.
@@ -163,7 +163,7 @@ def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], 
 
 
 def _symbolic(model: Any, what: str) -> Any:
-    """What stands for the input (or the output) of a model."""
+    """The symbolic input (or output) of a model."""
     for name in (what, f"{what}s"):  # a Sequential has a list, of one
         with contextlib.suppress(AttributeError, ValueError):
             ends = getattr(model, name)
@@ -172,7 +172,7 @@ def _symbolic(model: Any, what: str) -> Any:
 
 
 def _outputs(model: Any, x: Any) -> Any:
-    """What a model makes; one that does not tell, of an example of its input, if that is known."""
+    """The outputs of a model: symbolic ones, or else those for an example of its input."""
     try:
         return _symbolic(model, "output")
     except ValueError:
@@ -182,7 +182,7 @@ def _outputs(model: Any, x: Any) -> Any:
 
 
 def _targets(outputs: Any, loss: Any) -> Any:
-    """What a model may be fitted to, by its outputs and losses."""
+    """Specs of targets that fit the outputs and losses of a model."""
     if isinstance(loss, dict):
         names = outputs if isinstance(outputs, dict) else dict(zip(loss, outputs, strict=True))
         return {name: _targets(names[name], each) for name, each in loss.items()}
@@ -196,7 +196,7 @@ def _targets(outputs: Any, loss: Any) -> Any:
 
 
 def _any_batch(value: Any) -> Any:
-    """The value's kind, with a batch of any size; what is no tensor as it is."""
+    """The spec of a value with a batch of any size; a value that is no tensor is returned as is."""
     shape = getattr(value, "shape", None)
     if shape is None:
         return value
