@@ -19,16 +19,16 @@ from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.planning.strategies import STRATEGIES
 
 _TARGET = """\
-TARGET is a .keras file, or MODULE:CALLABLE, where the callable returns a Keras model. A parameter
-`weights` of it is given None, as memory does not depend on their values. A model that is not
-compiled is looked at with SGD and the mean squared error."""
+TARGET is a .keras file, or MODULE:CALLABLE, where the callable returns a Keras model. If it has a
+parameter `weights`, it is called with weights=None, as memory does not depend on their values. A
+model that is not compiled is analysed with SGD and the mean squared error."""
 
 _EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan within the budget was found, 130 Ctrl-C"""
 
 _INPUT_SHAPE: dict[str, Any] = {
     "metavar": "S",
-    "help": "the shape of an example, where the model does not tell: 32,32,3 or 128:int32",
+    "help": "the shape of an example, if the model does not define it: 32,32,3 or 128:int32",
 }
 
 
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=COMMAND,
         description="Train networks that do not fit into memory, on TensorFlow.",
-        epilog=f"{COMMAND} COMMAND --help says more of a command.\n{_EXIT_CODES}",
+        epilog=f"{COMMAND} COMMAND --help says more about a command.\n{_EXIT_CODES}",
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {_version()}")
     everywhere = argparse.ArgumentParser(add_help=False)
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
     report = add(
         "report",
-        "say what is saved on a model, what is kept, and what holds the peak",
+        "report how much memory a model saves, what is kept, and what is alive at the peak",
         "keras.applications:ResNet50 --batch-size 32",
         "my_model.keras --memory-budget 4GB --measure --plot figures",
         "my_package.models:build --checkpoints speed --json report.json",
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
     largest = add(
         "max-batch",
-        "find the largest batch that trains in a memory, plain and with recomputation",
+        "find the largest batch that trains in a given memory, plain and with recomputation",
         "keras.applications:ResNet50 --memory 11GB",
     )
     largest.add_argument("target", metavar="TARGET")
@@ -124,14 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: the words behind the name of the program; those it was called with if None.
+        arguments: the arguments of the program; by default those it was called with.
 
     Returns:
         The exit code.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `_quiet` has set it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by `_quiet`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with warnings.catch_warnings():
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who reads has enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except BudgetError as error:

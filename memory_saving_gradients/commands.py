@@ -1,4 +1,4 @@
-"""What the commands of the command line do."""
+"""The commands of the command line."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.report.figures import check_matplotlib
 from memory_saving_gradients.report.summary import rendered
 
-# Steps that are timed, in turns.
+# The number of steps that are timed for each way, in turns.
 _ROUNDS = 5
 
 
 def report(options: argparse.Namespace) -> None:
-    """Says what is saved on a model; see `report --help`."""
+    """Reports what is saved on a model; see `report --help`."""
     if options.plot:
         check_matplotlib()
         options.plot.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
-    """All that a device holds at the peak of a step, plain and as planned."""
+    """A table of all that a device holds at the peak of a step, plain and as planned."""
     weights = sum(bytes_of(v.shape, v.dtype) for v in model.weights)
     inputs = batch_size * step.example_bytes
     rows = {
@@ -77,7 +77,7 @@ def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
         "activations, gradients, scratch": (plan.baseline_peak_bytes, plan.peak_bytes),
     }
     title = "In all"
-    with contextlib.suppress(OSError):  # the system does not tell
+    with contextlib.suppress(OSError):  # the system does not provide it
         has, used = device_bytes()
         title += (
             f", of {format_bytes(has)} that {'the system has free' if used is None else 'it has'}"
@@ -93,7 +93,7 @@ def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
 
 
 def largest_batch(options: argparse.Namespace) -> None:
-    """Says how large a batch may be; see `max-batch --help`."""
+    """Prints the largest batches; see `max-batch --help`."""
     model = load(options.target)
     print(max_batch(model, options.memory, example_of(options.input_shape)))
 
@@ -108,12 +108,12 @@ def load(target: str) -> Any:
 
     if keras.config.backend() != "tensorflow":
         raise ValueError(
-            f"Keras runs on {keras.config.backend()}: set KERAS_BACKEND=tensorflow, or leave it out"
+            f"Keras runs on {keras.config.backend()}: set KERAS_BACKEND=tensorflow, or unset it"
         )
     module, colon, name = target.partition(":")
     if target.endswith(".keras"):
         if Path(target).is_file() and not zipfile.is_zipfile(target):
-            raise ValueError(f"{target} is no .keras file: it is cut off, or of another kind")
+            raise ValueError(f"{target} is no .keras file: it is truncated, or of another type")
         model = keras.models.load_model(target)
     elif colon and name:
         sys.path.insert(0, os.getcwd())
@@ -130,10 +130,10 @@ def load(target: str) -> Any:
 
 
 def example_of(shape: str | None) -> tf.TensorSpec | None:
-    """A batch of what a model takes that does not tell; None if no shape was said.
+    """The spec of a batch, from the option --input-shape; None if it was not given.
 
     Raises:
-        ValueError: `shape` is none.
+        ValueError: `shape` is invalid.
     """
     if shape is None:
         return None
@@ -147,7 +147,7 @@ def example_of(shape: str | None) -> tf.TensorSpec | None:
 
 
 def _made(make: Callable[..., Any]) -> Any:
-    """What a callable returns, where it can be without weights."""
+    """The result of a callable, called with `weights=None` if it has that parameter."""
     parameters = inspect.signature(make).parameters
     return make(**({"weights": None} if "weights" in parameters else {}))
 
@@ -155,10 +155,10 @@ def _made(make: Callable[..., Any]) -> Any:
 def make_step(
     target: str, batch_size: int, chosen: dict[str, Any] | None, shape: str | None = None
 ) -> Callable[[], Any]:
-    """A training step of a model on random inputs, by the options of `save_memory`, or plain."""
+    """A training step of a model on random inputs, with options of `save_memory`, or plain."""
     from memory_saving_gradients import keras as ours
 
-    first_plan.no_longer()  # the report has told it
+    first_plan.no_longer()  # it is in the report
     model = load(target)
     if chosen:
         ours.save_memory(model, batch_size=batch_size, **chosen)
@@ -169,7 +169,7 @@ def make_step(
 
 
 def _options(options: argparse.Namespace) -> dict[str, Any]:
-    """What was asked for, as `save_memory` takes it."""
+    """The chosen options, as arguments of `save_memory`."""
     if options.memory_budget is not None:
         return {"checkpoints": "memory", "memory_budget": options.memory_budget}
     if options.max_overhead is not None:
@@ -178,7 +178,7 @@ def _options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _random(random: np.random.Generator, batch_size: int, spec: tf.TensorSpec) -> np.ndarray:
-    """Small numbers for an input; zeros for integers."""
+    """Random values for an input; zeros for integers."""
     first, *rest = spec.shape
     shape = (first or batch_size, *(size or 1 for size in rest))
     if spec.dtype.is_floating:
@@ -187,7 +187,7 @@ def _random(random: np.random.Generator, batch_size: int, spec: tf.TensorSpec) -
 
 
 def _measured(options: argparse.Namespace) -> str:
-    """Peaks in fresh processes, and times in turns in this one."""
+    """Measures peaks in fresh processes, and times in turns in this process."""
     target, batch, shape = options.target, options.batch_size, options.input_shape
     ways = {"plain": None, "saving": _options(options)}
     peaks, steps = {}, {}

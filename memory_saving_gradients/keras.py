@@ -1,4 +1,4 @@
-"""`save_memory()`: one Keras model trains in less memory. `MemoryReport`: says what that did."""
+"""`save_memory()`: a Keras model trains in less memory. `MemoryReport`: reports the effect."""
 
 from __future__ import annotations
 
@@ -49,25 +49,24 @@ def save_memory(
     (`keras.models.clone_model`, `copy.deepcopy`, pickle) save memory as well; one that is loaded
     from a file does not. To go back to plain training, call `save_memory(model, checkpoints=None)`.
 
-    Where nothing else is said, the peak gets near the lowest, and each step pays for it.
-    `save_memory(model, memory_budget="device")` is what we recommend for everyday training: it
-    recomputes only what does not fit into the device, and nothing where the plain step does.
+    By default the peak is near the lowest possible one, and each step takes longer. For everyday
+    training we recommend `save_memory(model, memory_budget="device")`: it recomputes only what does
+    not fit into the device, and nothing if the plain step fits.
 
     Args:
         model: a Keras model, functional, sequential or subclassed, before or after `compile`.
         checkpoints: which forward tensors to keep, as in `gradients`; None undoes an earlier call.
         memory_budget: the peak of a step to stay within, as in `gradients`.
         **more: max_overhead, max_recompute, plan, plan_cache, device, cost_model, batch_size,
-            verify and running_sums, as in `gradients`; `batch_size` is by default what `fit` is
-            given.
+            verify and running_sums, as in `gradients`; the default `batch_size` is that of `fit`.
 
     Returns:
         The model.
 
     Raises:
         TypeError: `model` is no Keras model, or an option is of a wrong type.
-        ValueError: Keras runs on another backend than TensorFlow, the strategy is unknown, or the
-            budget is not positive.
+        ValueError: Keras does not run on TensorFlow, the strategy is unknown, or the budget is not
+            positive.
 
     Example:
         >>> model = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
@@ -109,13 +108,13 @@ def _save_memory(model: Any, options: Options | None) -> Any:
 
 
 def get_plans(model: Any) -> list[Plan]:
-    """What was planned for a model since `save_memory(model)`: a plan for each traced step.
+    """The plans for a model since `save_memory(model)`, one for each traced step.
 
     Args:
         model: a model that was given to `save_memory`.
 
     Raises:
-        ValueError: it was not.
+        ValueError: it was not given to `save_memory`.
     """
     return registry.get_plans(model)
 
@@ -145,7 +144,7 @@ def _saving(model: Any, options: Options) -> Callable[..., Any]:
 
 
 def _telling_the_batch(model: Any) -> Callable[..., Any]:
-    """The model's own `fit`, which says how large a batch is: the graph of its step does not."""
+    """Wraps the model's `fit` to learn the batch size, which the graph of its step leaves open."""
     fit = model.fit
 
     @functools.wraps(fit)
@@ -153,12 +152,12 @@ def _telling_the_batch(model: Any) -> Callable[..., Any]:
         try:
             bound = inspect.signature(fit).bind(*args, **kwargs)
         except TypeError:
-            return fit(*args, **kwargs)  # which says what is wrong
+            return fit(*args, **kwargs)  # it raises the right error
         if "x" in bound.arguments:
             x, batch = fed_batch(bound.arguments["x"], bound.arguments.get("batch_size"))
             bound.arguments["x"] = x
             if batch is not None and batch != _fed.get(model):
-                model.train_function = None  # so that it is planned for this one
+                model.train_function = None  # so that it is planned for this size
                 _fed[model] = batch
         return fit(*bound.args, **bound.kwargs)
 
@@ -166,7 +165,7 @@ def _telling_the_batch(model: Any) -> Callable[..., Any]:
 
 
 def _reduced(model: Any, protocol: Any) -> tuple:
-    """What pickle and `copy` make a copy of `model` from."""
+    """The data from which pickle and `copy` make a copy of `model`."""
     plain: Any = type(model)
     made_from = plain.__reduce_ex__(model, protocol)
     try:
@@ -194,7 +193,7 @@ def _deepcopied(model: Any, memo: dict) -> Any:
 
 
 def _carry_over_to_clones() -> None:
-    """Has `clone_model` make models that save memory of such, wherever it was imported to."""
+    """Patches `clone_model`, wherever it was imported to, so that clones save memory as well."""
     for module in [*sys.modules.values()]:
         names = getattr(module, "__dict__", {})  # anything may be in sys.modules
         function = names.get("clone_model")
@@ -218,18 +217,18 @@ def _cloning(clone_model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class MemoryReport(keras.callbacks.Callback):
-    """Prints what was planned for a model, and what a step really took.
+    """Prints the plan of a model, and the measured peak of its training step.
 
-    The plan is printed after the first batch, the measured peak after the second: the first one
-    builds the step, so its memory says nothing. Later, one step of each epoch is measured.
-    `measure.StepPeak` says how; where that cannot be done, the report says so.
+    The plan is printed after the first batch, the measured peak after the second: the first batch
+    builds the step, so its memory is not representative. Later, one step of each epoch is measured,
+    by `measure.StepPeak`; if that is not possible, the report says so.
 
     Args:
-        log_dir: where to write for TensorBoard, too: the summary of the plan, its figure (if
-            matplotlib is installed) and the measured peak of each epoch; None for nowhere.
+        log_dir: a folder for TensorBoard, to which the summary of the plan, its figure (if
+            matplotlib is installed) and the measured peak of each epoch are written; None for none.
 
     Attributes:
-        measured_bytes: the peak of the step that was measured last, in bytes; None before.
+        measured_bytes: the peak of the last step that was measured, in bytes; None before.
 
     Raises:
         ImportError: `log_dir` is given and TensorBoard is not installed.
@@ -248,7 +247,7 @@ class MemoryReport(keras.callbacks.Callback):
             raise ImportError("log_dir needs TensorBoard: pip install tensorboard")
         self.log_dir = log_dir
         self.measured_bytes: int | None = None
-        self._known = 0  # plans that have been told
+        self._known = 0  # the number of plans that have been reported
         self._built = False  # whether a batch has run, so that the next one can be measured
         self._epoch = 0
         self._measured_epoch = -1
@@ -261,7 +260,7 @@ class MemoryReport(keras.callbacks.Callback):
                 f'memory_saving_gradients: model "{self.model.name}" trains plain, as it was not '
                 "given to memory_saving_gradients.keras.save_memory"
             )
-        first_plan.no_longer()  # it is told below
+        first_plan.no_longer()  # the plan is reported below
         self._known = len(registry.of_models.get(self.model, []))
         self._built, self._measured_epoch = False, -1
         if self.log_dir is not None:
@@ -301,7 +300,7 @@ class MemoryReport(keras.callbacks.Callback):
     def _tell_plans(self) -> None:
         plans = registry.of_models.get(self.model, [])
         distinct: dict[Any, Plan] = {}
-        for plan in plans[self._known :]:  # Keras traces twice, and finds the same one
+        for plan in plans[self._known :]:  # Keras traces twice, with the same plan
             distinct.setdefault((plan.schedule, plan.peak_bytes), plan)
         told = [*distinct.values()] or plans[-1:]
         described = "\n".join(summary.short(plan) for plan in told)

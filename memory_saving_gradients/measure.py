@@ -1,4 +1,4 @@
-"""Peak memory and step time of real runs: the proof that a plan saves what it says."""
+"""Measures peak memory and step time of real runs, to check what plans predict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Event:
 
     Attributes:
         micros: when, in microseconds.
-        bytes: how much; negative when it is given back.
+        bytes: how much; negative when it is freed.
         node: the node whose kernel allocated it.
     """
 
@@ -44,12 +44,12 @@ def session_events(
 
     Args:
         session: the session to run in; run it once before, so that it is built.
-        fetches: what to fetch. Ops that nothing fetched needs do not run.
+        fetches: what to fetch. Ops that no fetch needs do not run.
         feed_dict: the inputs.
 
     Returns:
-        The events. Fed inputs, constants and variables are not among them, nor is scratch space
-        that a kernel allocates and never writes to: the process does not have it.
+        The events, without fed inputs, constants and variables, and without scratch space that a
+        kernel allocates and never writes to: it does not become resident.
     """
     metadata = tf.compat.v1.RunMetadata()
     options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
@@ -66,7 +66,7 @@ def session_events(
 
 
 def _shapes(nodes: Sequence[Any], fed: dict) -> Callable[[tf.Tensor], Sequence[int]]:
-    """Gives the shapes that tensors had in a traced step."""
+    """A function that returns the shapes of tensors in a traced step."""
     known = {
         f"{node.node_name}:{output.slot}": [
             dimension.size for dimension in output.tensor_description.shape.dim
@@ -86,9 +86,9 @@ def _shapes(nodes: Sequence[Any], fed: dict) -> Callable[[tf.Tensor], Sequence[i
 def _touched(
     node: Any, graph: tf.Graph, shape_of: Callable[[tf.Tensor], Sequence[int]]
 ) -> Iterator[tuple[int, Any]]:
-    """The allocation records of a node, with the bytes that it writes to."""
+    """The allocation records of a node, each with the bytes that the node writes to."""
     scratch = untouched = 0
-    with contextlib.suppress(KeyError):  # an op in a function, or a shape that nobody saw
+    with contextlib.suppress(KeyError):  # an op in a function, or an unknown shape
         op = graph.get_operation_by_name(node.node_name)
         untouched = kernels.untouched(op, shape_of)
         scratch = untouched + kernels.workspace(op, shape_of) if untouched else 0
@@ -100,15 +100,15 @@ def _touched(
             yield size, record
 
 
-_ROUNDING = 4096  # an allocation may be so much larger than what is asked for
+_ROUNDING = 4096  # an allocation may exceed the requested size by this
 
 
 @contextlib.contextmanager
 def _large_blocks_apart(size: int = 2**20) -> Iterator[None]:
-    """Has glibc map blocks of so many bytes or more apart from its heap.
+    """Makes glibc allocate blocks of at least `size` bytes outside its heap.
 
-    A traced step leaves small records between the tensors. Of a deep network, in the heap, those
-    keep its memory from being used again, and every further traced step makes it grow.
+    A traced step leaves small records between the tensors. In the heap they would fragment the
+    memory of a deep network, and every further traced step would make it grow.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt:
@@ -149,16 +149,16 @@ def session_peak(session: tf.compat.v1.Session, fetches: Any, feed_dict: dict | 
     return peak
 
 
-# Blocks of so many bytes go back to the system at once when they are freed, so that resident memory
-# is memory in use.
+# Blocks of at least this many bytes return to the system as soon as they are freed, so that
+# resident memory is memory in use.
 _APART = 2**16
 
 
 def function_peak(make_step: Callable[..., Callable[[], Any]], *args: Any) -> int:
     """The most bytes that one step holds at once, measured in a fresh process.
 
-    A `tf.function` gives no allocation records, so `step_peak` measures it, after two steps to warm
-    up.
+    A `tf.function` has no allocation records, so we measure it by `step_peak`, after two steps to
+    warm up.
 
     Args:
         make_step: called with `args` in the fresh process; returns the step, a function without
@@ -197,21 +197,21 @@ def compiled_peak(make_step: Callable[..., Callable[[], Any]], *args: Any) -> in
 def compiled_temporaries(
     function: tf.types.experimental.GenericFunction, *inputs: Any, device: str = "cpu"
 ) -> int:
-    """The bytes that XLA allocates beside arguments and results, for a GPU that need not be there.
+    """The bytes that XLA allocates besides arguments and results, for a GPU that may be absent.
 
-    Nothing runs but the compiler.
+    Only the compiler runs.
 
     Args:
         function: a `tf.function` with `jit_compile=True`.
-        *inputs: what it is called with: tensors, or `tf.TensorSpec`s with whole shapes.
+        *inputs: its arguments: tensors, or `tf.TensorSpec`s with whole shapes.
         device: "t4", "v100", "a100" or "h100", for which the extra `xla-gpu` has the compiler;
-            anything else is this machine's own device.
+            any other value means this machine's own device.
 
     Returns:
-        Bytes. On a GPU, scratch space of tuned convolutions comes on top.
+        Bytes. On a GPU, scratch space of autotuned convolutions is not included.
 
     Raises:
-        CannotCompile: XLA does not compile it, or the extra is missing.
+        CannotCompile: XLA cannot compile it, or the extra is missing.
 
     Example:
         >>> step = tf.function(lambda x: tf.linalg.matmul(x @ x, x @ x), jit_compile=True)
@@ -269,8 +269,8 @@ def _resident_peak(make_step: Callable, *args: Any) -> int:
 def step_peak(step: Callable[[], Any]) -> int:
     """The most bytes by which one step makes this process grow: the median of three steps.
 
-    What oneDNN's allocator touches for the first time would count twice (see `StepPeak`); few steps
-    after the first do that.
+    Memory that oneDNN's allocator touches for the first time would count twice (see `StepPeak`);
+    after the first step that is rare.
 
     Args:
         step: the step; run it before, so that it is built.
@@ -279,7 +279,7 @@ def step_peak(step: Callable[[], Any]) -> int:
         Bytes.
 
     Raises:
-        OSError: neither TensorFlow nor the system tells.
+        OSError: neither TensorFlow nor the system provides it.
     """
     peaks = []
     for _ in range(3):
@@ -304,15 +304,15 @@ def _assigned_bytes(make_step: Callable, folder: str, *args: Any) -> int:
 
 
 class StepPeak:
-    """The most bytes in use from the making of this object to a call of `bytes()`.
+    """The most bytes in use from the creation of this object to a call of `bytes()`.
 
-    On a GPU it is what TensorFlow's allocator counts. On a CPU it is the growth of the resident
-    memory of the process, which Linux tells. There oneDNN's allocator keeps tensors of 256 KiB and
-    more in memory of its own, which stays resident, and counts them: they are added. What was in
-    use at the start is not counted.
+    On a GPU it is the count of TensorFlow's allocator. On a CPU it is the growth of the process's
+    resident memory, from Linux. There oneDNN's allocator keeps tensors of 256 KiB and more in a
+    pool, which stays resident, but counts those in use: we add that count. Memory that was in use
+    at the start is not counted.
 
     Raises:
-        OSError: neither TensorFlow nor the system tells.
+        OSError: neither TensorFlow nor the system provides it.
     """
 
     def __init__(self) -> None:
@@ -326,7 +326,7 @@ class StepPeak:
         if not self._on_gpu:
             ctypes.CDLL(None).malloc_trim(0)
             with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")  # sets the highest resident size back to the present one
+                file.write("5")  # resets the highest resident size to the current one
             self._resident = _status("VmRSS")
 
     def bytes(self) -> int:
@@ -341,10 +341,10 @@ class StepPeak:
 
 
 def available_bytes() -> int:
-    """The memory that this process can still have, in bytes: of the machine, or of its container.
+    """The memory that this process can still allocate, in bytes: of the machine, or its container.
 
     Raises:
-        OSError: the system does not tell.
+        OSError: the system does not provide it.
     """
     left = [_status("MemAvailable", "/proc/meminfo")]
     for limit, used in _CGROUPS:
@@ -353,7 +353,7 @@ def available_bytes() -> int:
     return max(0, min(left))
 
 
-# The limit of a container and what is in use, of control groups 2 and 1.
+# The memory limit of a container and its use, for control groups 2 and 1.
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -364,7 +364,7 @@ _CGROUPS = (
 
 
 def _status(field: str, path: str = "/proc/self/status") -> int:
-    """A field that Linux tells, in bytes."""
+    """A field of a status file of Linux, in bytes."""
     with open(path) as file:
         for line in file:
             if line.startswith(field):
@@ -373,7 +373,7 @@ def _status(field: str, path: str = "/proc/self/status") -> int:
 
 
 def step_times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """The seconds of each step in each round; they run in turns, so that noise meets all alike.
+    """The seconds of each step in each round; steps run in turns, so that noise affects all alike.
 
     Args:
         steps: the steps by name.

@@ -1,4 +1,4 @@
-"""Parts that a user marks by `checkpoint()`: cut in two, without a plan.
+"""Parts that a user marks by `checkpoint()`, split by a minimum cut, without a plan.
 
 Imports `pipeline` and what lies below it.
 """

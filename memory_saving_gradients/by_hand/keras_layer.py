@@ -1,4 +1,4 @@
-"""`Checkpoint`: a Keras layer around one of which only the inputs are kept."""
+"""`Checkpoint`: a Keras wrapper that keeps only the inputs of a layer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if not hasattr(keras, "Model"):
 
 @keras.saving.register_keras_serializable("memory_saving_gradients")
 class Checkpoint(keras.layers.Wrapper):
-    """A layer or model within a larger one: only its inputs are kept, its gradients run it again.
+    """Wraps a layer or model: only its inputs are kept, and its gradients run it again.
 
     It works wherever a layer does: in functional, sequential and subclassed models, in `fit`,
-    compiled or eager, and is saved and loaded with the model. It saves memory by itself; beside
-    `save_memory`, the rest of the model is planned around it.
+    compiled or eager, and is saved and loaded with the model. It saves memory by itself; together
+    with `save_memory`, the rest of the model is planned around it.
 
     Args:
         layer: the layer or model.
-        policy: what to keep beside the inputs, as in `checkpoint`. A function must be registered
+        policy: what to keep besides the inputs, as in `checkpoint`. A function must be registered
             with `keras.saving.register_keras_serializable` for the layer to be saved.
         **kwargs: as of any layer (`name`, `dtype` ...).
 
@@ -56,7 +56,7 @@ class Checkpoint(keras.layers.Wrapper):
         return outputs
 
     def _run(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, list, list]:
-        """What the layer returns, its masks, and the losses that it and those in it add."""
+        """The layer's outputs, their masks, and the losses of the layer and its sublayers."""
         if not self.layer._call_has_training_arg:
             del kwargs["training"]
         if kwargs["mask"] is None or not self.layer._call_has_mask_arg:

@@ -25,20 +25,20 @@ def checkpoint_sequential(
 ) -> Any:
     """Calls functions one after another, in segments of which only the inputs are kept.
 
-    The segments have about equal cost by TensorFlow's own estimate. What the last one makes is
-    needed as soon as the gradients begin, so it does not run again.
+    The segments have about equal cost by TensorFlow's own estimate. The activations of the last one
+    are needed as soon as the gradients begin, so it does not run again.
 
     Args:
         functions: functions of one argument each, or a `keras.Sequential`.
-        segments: how many, at least 1.
-        x: what the first function is called with: a tensor or any nest.
+        segments: the number of segments, at least 1.
+        x: the argument of the first function: a tensor or any nest.
         policy: what to keep within each segment, as in `checkpoint`.
 
     Returns:
-        What the last function returns.
+        The result of the last function.
 
     Raises:
-        TypeError: `functions` holds something that cannot be called, or is none.
+        TypeError: `functions` is not iterable, or holds something that cannot be called.
         ValueError: there are no functions, or `segments` is not positive.
 
     Example:
@@ -83,7 +83,7 @@ def _run(layers: Sequence[Callable], x: Any) -> Any:
     return x
 
 
-_run.__qualname__ = "a segment of checkpoint_sequential"  # as messages name it
+_run.__qualname__ = "a segment of checkpoint_sequential"  # the name in messages
 
 
 def _estimated(called: Called, _: Any) -> list[float]:
@@ -91,7 +91,7 @@ def _estimated(called: Called, _: Any) -> list[float]:
     ends: list[int] = []
 
     def noted(layers: Sequence[Callable], x: Any) -> None:
-        ends[:] = [0]  # what makes variables is traced twice
+        ends[:] = [0]  # a function that creates variables is traced twice
         for layer in layers:
             x = layer(x)
             ends.append(len(tf.compat.v1.get_default_graph().get_operations()))

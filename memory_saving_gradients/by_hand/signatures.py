@@ -1,4 +1,4 @@
-"""Calls of Python functions as tensors and the rest, and a cache of what was traced for them."""
+"""Calls of Python functions, with tensors separated from the rest, and a cache of their traces."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _Traced = TypeVar("_Traced")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Called:
-    """A call: a function with its arguments and what it closes over, tensors apart from the rest.
+    """A call: a function with its arguments and closure, with tensors separated from the rest.
 
     Attributes:
         function: the function, or the one of a method.
         nest: arguments, keywords and the contents of the function's closure.
-        leaves: those, flat; of composite tensors the parts. A variable is none of the tensors.
+        leaves: the flat `nest`, with composite tensors split into parts, but not variables.
         tensors: the tensors among the leaves.
     """
 
@@ -64,7 +64,7 @@ class Called:
 
 
 class Cache:
-    """What was traced for calls; it goes when something that a call was made with does."""
+    """A cache of traces by call; an entry is removed when one of its arguments is deleted."""
 
     def __init__(self) -> None:
         self._traced: dict[Hashable, Any] = {}
@@ -72,7 +72,7 @@ class Cache:
     def get(
         self, called: Called, policy: Callable, trace: Callable[[Called, Any], _Traced]
     ) -> _Traced:
-        """What `trace` makes of a call, made once for all that differ in values alone."""
+        """The trace of a call, shared by all calls that differ only in the values of tensors."""
         others = [leaf for leaf in called.leaves if not _is_tensor(leaf)]
         code = getattr(called.function, "__code__", called.function)
         defaults = getattr(called.function, "__defaults__", None)
@@ -83,7 +83,7 @@ class Cache:
         try:
             key = (repr(kinds), specs, around, *map(_identity, objects))
             hash(key)
-        except TypeError:  # made with what can neither be hashed nor be followed
+        except TypeError:  # an argument can neither be hashed nor referenced weakly
             return trace(called, policy)
         if key not in self._traced:
             self._traced[key] = trace(called, policy)
@@ -93,12 +93,12 @@ class Cache:
 
 
 def flattened(nest: Any) -> list:
-    """The leaves of a nest, of composite tensors their parts. (A variable would be one.)"""
+    """The leaves of a nest, with composite tensors split into parts, but not variables."""
     return [part for leaf in tf.nest.flatten(nest) for part in _parts(leaf)]
 
 
 def packed(nest: Any, leaves: Sequence) -> Any:
-    """Other leaves in the structure of a nest; the inverse of `flattened`."""
+    """Leaves in the structure of a nest; the inverse of `flattened`."""
     left = iter(leaves)
     rebuilt = []
     for leaf in tf.nest.flatten(nest):
@@ -120,7 +120,7 @@ def _closed_over(function: Any) -> list:
 
 
 def _told_by(objects: Iterable) -> list:
-    """The objects, functions as their code and what they close over: that is what they are."""
+    """The objects that identify a call: functions are replaced by their code and closure."""
     identities, seen = [], set()
     waiting = [*objects]
     while waiting:
@@ -135,7 +135,7 @@ def _told_by(objects: Iterable) -> list:
 
 
 class _Empty:
-    """Stands for what a cell of a closure holds before it holds anything."""
+    """Stands for the contents of an empty cell of a closure."""
 
 
 _EMPTY = _Empty()
@@ -149,7 +149,7 @@ def _contents(cell: Any) -> Any:
 
 
 def _closing_over(function: Any, contents: Sequence) -> Any:
-    """The function with other tensors in its closure."""
+    """The function, with other tensors in its closure."""
     holds = [any(map(_is_tensor, flattened(one))) for one in contents]
     if not any(holds):
         return function
@@ -160,7 +160,7 @@ def _closing_over(function: Any, contents: Sequence) -> Any:
     code, known = function.__code__, function.__globals__
     closed = types.FunctionType(code, known, function.__name__, function.__defaults__, tuple(cells))
     closed.__kwdefaults__ = function.__kwdefaults__
-    # What AutoGraph is told of a function stands in its dictionary.
+    # AutoGraph's directives for a function are in its dictionary.
     closed.__dict__.update(function.__dict__)
     return closed
 
@@ -182,5 +182,5 @@ def _can_be_followed(one: Any) -> bool:
 
 
 def _identity(one: Any) -> Hashable:
-    """What tells one object from others: itself, or its value where it is a plain one."""
+    """The identity of an object: its id, or its value if it cannot be referenced weakly."""
     return ("object", id(one)) if _can_be_followed(one) else (type(one), one)
