@@ -22,16 +22,29 @@ def waits_for(op: tf.Operation) -> set[tf.Operation]:
     return {*(tensor.op for tensor in op.inputs), *op.control_inputs}
 
 
-def leading_to(wanted: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """These ops and all that they are made of, by data alone, as a walk back finds them."""
+def made_of(op: tf.Operation) -> list[tf.Operation]:
+    """The ops whose outputs `op` reads."""
+    return [tensor.op for tensor in op.inputs]
+
+
+def leading_to(
+    wanted: Iterable[tf.Operation],
+    before: Callable[[tf.Operation], Iterable[tf.Operation]] = made_of,
+) -> dict[tf.Operation, None]:
+    """These ops and all that they are made of, as a walk back finds them.
+
+    Args:
+        wanted: the ops to begin with.
+        before: the ops that one needs; by data alone, if nothing is said.
+    """
     found: dict[tf.Operation, None] = {}
     waiting = [*wanted]
     while waiting:
         op = waiting.pop()
         if op not in found:
             found[op] = None
-            waiting.extend(t.op for t in op.inputs)
-    return [*found]
+            waiting.extend(before(op))
+    return found
 
 
 def dependencies(

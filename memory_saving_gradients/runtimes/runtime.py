@@ -9,7 +9,7 @@ may run twice. How a rewritten step is held back is in `rewriting.holding`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import networkx as nx
@@ -109,10 +109,16 @@ class Runtime(abc.ABC):
         """
         return execution_order.executed(graph, operations, seconds, threads, early_last)
 
-    def merged(self, graph: tf.Graph) -> Mapping[tf.Operation, tf.Operation]:
+    def merged(
+        self, fetches: Iterable[Collection[tf.Operation]]
+    ) -> list[Mapping[tf.Operation, tf.Operation]]:
         """The ops that become one whatever control edges lead from them.
 
+        Args:
+            fetches: sets of ops that a session may run.
+
         Returns:
-            Each of them to one that stands for all that it becomes one with.
+            For each set, or once if it makes no difference, each of these ops to one that stands
+            for all that it becomes one with.
         """
-        return {}
+        return [{}]
