@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from memory_saving_gradients.doors.replaced import note_call
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.options.checkpoints_argument import Checkpoints, is_eager
 from memory_saving_gradients.options.options import BatchSize, Options
@@ -165,6 +166,7 @@ def differentiated(
         planned: called with the plan, if one is applied.
         **arguments: further ones of `tf.compat.v1.gradients`.
     """
+    note_call()
     variables = tf.nest.map_structure(_plain_variable, xs)
     _check_in_a_graph(ys, variables)
     graph = tf.compat.v1.get_default_graph()

@@ -22,16 +22,29 @@ def waits_for(op: tf.Operation) -> set[tf.Operation]:
     return {*(tensor.op for tensor in op.inputs), *op.control_inputs}
 
 
-def leading_to(wanted: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """These ops and all that they depend on by data, in the order of a walk backwards."""
+def made_of(op: tf.Operation) -> list[tf.Operation]:
+    """The ops whose outputs `op` reads."""
+    return [tensor.op for tensor in op.inputs]
+
+
+def leading_to(
+    wanted: Iterable[tf.Operation],
+    before: Callable[[tf.Operation], Iterable[tf.Operation]] = made_of,
+) -> dict[tf.Operation, None]:
+    """These ops and all that they depend on, in the order of a walk backwards.
+
+    Args:
+        wanted: the ops to begin with.
+        before: the ops that an op depends on; by default those whose outputs it reads.
+    """
     reached: dict[tf.Operation, None] = {}
     waiting = [*wanted]
     while waiting:
         op = waiting.pop()
         if op not in reached:
             reached[op] = None
-            waiting.extend(t.op for t in op.inputs)
-    return [*reached]
+            waiting.extend(before(op))
+    return reached
 
 
 def dependencies(

@@ -18,6 +18,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, gate, kinds, order, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.planning.problem import Schedule, copied
+from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.gates import Gates
 from memory_saving_gradients.rewriting.run import COPY, Holding, Run
@@ -73,13 +74,21 @@ def rewrite(
     with tf_private.all_or_nothing():
         before, nodes = _edit(reading, schedule)
         graph = reading.step.graph
-        order.check_acyclic(graph, reading.step.runtime.merged(graph))
+        for merged in reading.step.runtime.merged(_fetches(reading.step)):
+            order.check_acyclic(graph, merged)
     rerouted = _rerouted.setdefault(graph, {})
     for place, tensor in {**before, **(moved or {})}.items():
         if place not in rerouted:
             rerouted[place] = tensor
             tf_private.can_be_undone(functools.partial(rerouted.pop, place))
     return nodes
+
+
+def _fetches(step: BackwardPass) -> Iterator[dict[tf.Operation, None]]:
+    """The sets of ops that a session may run: all of the graph, the step, its forward pass."""
+    yield dict.fromkeys(step.graph.get_operations())
+    yield order.leading_to(step.ends, order.waits_for)
+    yield order.leading_to([step.target.op], order.waits_for)
 
 
 #: How ops are delayed, by runtime.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 
 import networkx as nx
 import tensorflow as tf
@@ -41,9 +41,11 @@ class Executor(Runtime):
     ) -> dict[tf.Operation, tf.Operation]:
         return grappler.multiplied_early(graph, late)
 
-    def merged(self, graph: tf.Graph) -> Mapping[tf.Operation, tf.Operation]:
+    def merged(
+        self, fetches: Iterable[Collection[tf.Operation]]
+    ) -> list[Mapping[tf.Operation, tf.Operation]]:
         merges_ops = self.device["type"] != "GPU" and tf_private.onednn_enabled()
-        return merges.merged(graph) if merges_ops else {}
+        return [merges.merged(ops) for ops in fetches] if merges_ops else super().merged(fetches)
 
     def _on_cpu(self, op: tf.Operation) -> bool:
         device = op.device.upper() or str(self.device["type"])

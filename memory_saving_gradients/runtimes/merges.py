@@ -9,7 +9,9 @@ oneDNN's layout pass (the rules `minfo_` in TensorFlow's `mkl_layout_pass.cc`) m
 
 It requires both parts to have the same control inputs, but ignores their control outputs. The
 merged op waits for all that its parts waited for. So an op that waits for the first part must not
-lead to an input of another part: that would close a cycle, and the step could not run.
+lead to an input of another part: that would close a cycle, and the step could not run. "Only" is
+meant among the ops that a session runs: for a loss without its gradients, say, or for our gradients
+without TensorFlow's own in the same graph. So any reader may turn out to be the only one.
 
 Grappler's remapper (`remapper.cc`) merges much more: matrix products, convolutions and batch norms
 with biases, sums and activations, products with a maximum or a sigmoid, normalisations. But it
@@ -20,7 +22,7 @@ cycle. tests/runtimes/test_merges.py checks all of them with TensorFlow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import networkx as nx
 import tensorflow as tf
@@ -32,6 +34,8 @@ _FUSED = frozenset(
     """BiasAdd Add AddV2 AddN FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 Relu Relu6 Elu
     LeakyRelu Tanh Sigmoid""".split()
 )
+# So many of them: a bias or normalisation, a sum, an activation.
+_MOST_FUSED = 3
 _CHANGE_RANK = frozenset({"ExpandDims", "Squeeze"})
 _TYPES = frozenset({tf.float32, tf.bfloat16})
 
@@ -56,8 +60,9 @@ class Parts:
         for i, op in enumerate(ops):
             if op.type == "BiasAddGrad":
                 self._last[op] = max(i, last_reader.get(id(op.inputs[0]), i))
-            elif later := _merged_with(op):
-                self._last[op] = max(_made_at(t.op, place) for t in _other_reads(op, later))
+            elif rows := _rows(op, _readers):
+                read = [t.op for later in rows for t in _other_reads(op, later)]
+                self._last[op] = max(_made_at(other, place) for other in read)
         self._left = [op for op in self._last if op.type == "BiasAddGrad"]
 
     def may_be_waited_for(self, op: tf.Operation, entry: int) -> bool:
@@ -76,13 +81,23 @@ class Parts:
         return due
 
 
-def merged(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
-    """The ops that oneDNN merges with others, each with the representative of its group."""
+def merged(fetched: Collection[tf.Operation]) -> dict[tf.Operation, tf.Operation]:
+    """The ops that oneDNN merges with others, each with the representative of its group.
+
+    Args:
+        fetched: the ops that run.
+    """
     together = nx.Graph()
-    waited_for = {before for op in graph.get_operations() for before in op.control_inputs}
-    for op in graph.get_operations():
-        later = _merged_with(op)
-        if later and set(op.control_inputs) == set(later[0].control_inputs):
+    waited_for = {before for op in fetched for before in op.control_inputs}
+
+    def only_reader(op: tf.Operation) -> set[tf.Operation]:
+        readers = _readers(op).intersection(fetched)
+        return readers if len(readers) == 1 else set()
+
+    for op in fetched:
+        for later in _rows(op, only_reader):
+            if set(op.control_inputs) != set(later[0].control_inputs):
+                continue
             nx.add_path(together, [op, *_views_between(op, later[0]), later[0]])
             for before, after in itertools.pairwise(later):
                 if any(o in waited_for or o.control_inputs for o in (before, after)):
@@ -90,18 +105,15 @@ def merged(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
                 nx.add_path(together, [before, *_views_between(before, after), after])
         if op.type == "BiasAddGrad" and op.inputs[0].dtype in _TYPES:
             for reader in op.inputs[0].consumers():
-                if _is_filter_gradient(reader, op.inputs[0]) and (
-                    set(reader.control_inputs) == set(op.control_inputs)
+                if (
+                    reader in fetched
+                    and _is_filter_gradient(reader, op.inputs[0])
+                    and (set(reader.control_inputs) == set(op.control_inputs))
                 ):
                     together.add_edge(op, reader)
                     break
     groups = nx.connected_components(together)
-    return {
-        op: representative
-        for group in groups
-        for representative in [next(iter(group))]
-        for op in group
-    }
+    return {op: next(iter(group)) for group in groups for op in group}
 
 
 def _is_filter_gradient(op: tf.Operation, gradient: tf.Tensor) -> bool:
@@ -112,36 +124,48 @@ def _is_filter_gradient(op: tf.Operation, gradient: tf.Tensor) -> bool:
     )
 
 
-def _merged_with(op: tf.Operation) -> list[tf.Operation]:
-    """The later ops that may be merged with a `Pad` or `Conv2D`, in execution order."""
+def _rows(
+    op: tf.Operation, readers: Callable[[tf.Operation], Collection[tf.Operation]]
+) -> list[list[tf.Operation]]:
+    """The chains of later ops that may be merged with a `Pad` or `Conv2D`, in execution order.
+
+    Args:
+        op: any op.
+        readers: returns the readers of an op that may be its only one.
+
+    Returns:
+        A row for each possible chain.
+    """
     if op.type not in ("Pad", "Conv2D") or op.outputs[0].dtype not in _TYPES:
         return []
-    reader = _only_reader(op)
-    if reader is None:
-        return []
     if op.type == "Conv2D":
-        return [reader] if reader.type == "BiasAdd" else []
-    if reader.type != "Conv2D" or reader.get_attr("padding") != b"VALID":
-        return []
-    if any(view.type in _CHANGE_RANK for view in _views_between(op, reader)):  # those stay
-        return []
-    later = [reader]
-    while (reader := _only_reader(reader)) is not None and reader.type in _FUSED:
-        later.append(reader)
-    return later
+        return [[reader] for reader in readers(op) if reader.type == "BiasAdd"]
+    rows = [[reader] for reader in readers(op) if _reads_padded(reader, op)]
+    for _ in range(_MOST_FUSED):
+        longer = [
+            [*row, reader] for row in rows for reader in readers(row[-1]) if reader.type in _FUSED
+        ]
+        ended = [row for row in rows if not any(row == other[:-1] for other in longer)]
+        rows = [*ended, *longer]
+    return rows
 
 
-def _only_reader(op: tf.Operation) -> tf.Operation | None:
-    """The only op that reads the first output of `op`, or a view of it, for more than its shape."""
-    readers = set(_readers(op.outputs[0]))
-    return readers.pop() if len(readers) == 1 else None
+def _reads_padded(op: tf.Operation, pad: tf.Operation) -> bool:
+    """Whether `op` is a convolution into which the padding of its input can be merged."""
+    is_valid = op.type == "Conv2D" and op.get_attr("padding") == b"VALID"
+    return is_valid and not any(v.type in _CHANGE_RANK for v in _views_between(pad, op))
 
 
-def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+def _readers(op: tf.Operation) -> set[tf.Operation]:
+    """The ops that read the first output of `op`, or a view of it, for more than its shape."""
+    return set(_reading(op.outputs[0]))
+
+
+def _reading(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     for reader in tensor.consumers():
         shown = [*kinds.showing(reader, tensor)]
         for output in shown:
-            yield from _readers(output)
+            yield from _reading(output)
         if not shown and reader.type not in kinds.SHAPE_ONLY:
             yield reader
 

@@ -10,7 +10,7 @@ delayed is in `rewriting.waves` and `rewriting.gates`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import networkx as nx
@@ -110,10 +110,16 @@ class Runtime(abc.ABC):
         """
         return execution_order.executed(graph, operations, seconds, threads, early_last)
 
-    def merged(self, graph: tf.Graph) -> Mapping[tf.Operation, tf.Operation]:
+    def merged(
+        self, fetches: Iterable[Collection[tf.Operation]]
+    ) -> list[Mapping[tf.Operation, tf.Operation]]:
         """The ops that the runtime merges, even if control edges lead from them.
 
+        Args:
+            fetches: sets of ops that a session may run.
+
         Returns:
-            Each of them to the representative of its group.
+            For each set, or once if it makes no difference, each of these ops to the representative
+            of its group.
         """
-        return {}
+        return [{}]

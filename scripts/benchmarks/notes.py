@@ -28,14 +28,15 @@ def taken(files: dict[str, dict], mixed: bool) -> str:
             f"These results are not of one commit ({told}). Take them anew by `python -m "
             "scripts.benchmarks.run`, or render them with --mixed."
         )
-    return f"Not all of it is of one commit ({told})."
+    return f"The results are of several commits ({told})."
 
 
 def machine(file: dict) -> str:
     on = f"{file['machine']}, TensorFlow {file['versions']['tensorflow']}"
     return (
         f"Measured on {on}, in a default session: oneDNN on, all threads, nothing else running. "
-        "Times are against plain in the same process, in turns; the JSON has the quartiles."
+        "Times are relative to plain, measured alternately in the same process; the JSON has the "
+        "quartiles."
     )
 
 
@@ -55,9 +56,9 @@ def compare(results: dict) -> str:
     twins = "; ".join(twin for _, twin, _ in COMPARED.values() if twin)
     lines = [
         f"- Wrong gradients: {'; '.join(wrong) or 'none'}.",
-        f"- Not checked, as the gradient is as good as zero: {'; '.join(unchecked) or 'none'}.",
+        f"- Not checked, as the gradient is nearly zero: {'; '.join(unchecked) or 'none'}.",
         *(f"- Fails: {way} on {'; '.join(labels)}." for way, labels in fail.items()),
-        f"- `RematScope` was tried on networks of the same kind in `fit`: {twins}.",
+        f"- `RematScope` ran on similar networks in `fit`: {twins}.",
     ]
     return "\n".join(lines)
 
@@ -87,12 +88,12 @@ def models(results: dict, laboratory: dict) -> str:
         [
             f"- Of {len(budgets)} budgets, {len(met)} can be met. Measured above {KEPT} of the "
             f"budget: {'; '.join(missed) or 'none'}.",
-            f"- The extra cost of {sum(gap <= 1 for gap in gaps.values())} of {len(gaps)} plans is "
-            "within one percent of the plain step of a proven lower bound, by TensorFlow's "
-            f"estimates; the widest gap is {gaps[widest]:.1f} % ({widest}).",
+            f"- For {sum(gap <= 1 for gap in gaps.values())} of {len(gaps)} plans, the overhead is "
+            "at most one percentage point above a proven lower bound, by TensorFlow's estimates. "
+            f"The widest gap is {gaps[widest]:.1f} % ({widest}).",
             "- Without oneDNN and with one inter-op thread, gradients equal those of "
             "`tf.gradients` bit for bit on all models"
-            f"{' but ' * bool(unequal)}{'; '.join(unequal)}.",
+            f"{' except ' * bool(unequal)}{'; '.join(unequal)}.",
         ]
     )
 
@@ -117,9 +118,9 @@ def corpus(results: dict) -> str:
     (low, least), (high, most) = min(every), max(every)
     return (
         f"Of the {len(every)} budgets that can be met on {len(kept)} graphs, "
-        f"{sum(share <= KEPT for share, _ in every)} are kept to {KEPT} of the budget; measured "
-        f"peaks are {low:.3f} ({least}) to {high:.3f} ({most}) of it. The highest share of each "
-        f"graph that misses one, and the budget in brackets: {'; '.join(names) or 'none'}."
+        f"{sum(share <= KEPT for share, _ in every)} are kept to {KEPT} of the budget. Measured "
+        f"peaks are {low:.3f} ({least}) to {high:.3f} ({most}) of it. The worst miss of each "
+        f"graph that misses a budget, with the budget in brackets: {'; '.join(names) or 'none'}."
     )
 
 
@@ -142,10 +143,10 @@ def keras(file: dict) -> str:
             elif theirs["time_ratio"] < lowest["time_ratio"]:
                 better.append(f"{where} (less time than our lowest peak)")
     text = (
-        "Without `jit_compile` and oneDNN, the losses of the first 5 steps with ours are those of "
+        "Without `jit_compile` and oneDNN, our losses of the first 5 steps equal those of plain "
+        "`fit` bit for bit"
     )
-    text += "plain `fit`, bit for bit"
-    text += f", but for rounding on {'; '.join(unequal)}" if unequal else ""
+    text += f", except for rounding on {'; '.join(unequal)}" if unequal else ""
     text += f". `tf.recompute_grad` is better on: {'; '.join(better) or 'none'}."
     if missing := [label for label in results["graph"] if label not in results["compiled"]]:
         text += f" Not measured compiled: {'; '.join(missing)}."
@@ -174,13 +175,12 @@ def xla(results: dict) -> str:
     gate = results["gate_seconds"]["cpu"] * 1e6
     return "\n".join(
         [
-            f"- Predicted peaks against allocated ones: {errors[low]:+.0%} ({low}) to "
+            f"- Predicted peaks differ from allocated ones by {errors[low]:+.0%} ({low}) to "
             f"{errors[high]:+.0%} ({high}).",
-            "- Floating point operations, by XLA's count of the programs that it is given for the "
-            f"GPU, as multiples of the plain step's: {work('memory')} with `memory`, "
-            f"{work('speed')} with `speed`, {work('tf.recompute_grad by block')} with "
-            "`tf.recompute_grad`.",
-            f"- A gate, which holds a recomputed op back, adds {gate:.1f} µs on this CPU.",
+            "- Floating point operations relative to the plain step, by XLA's count of the GPU "
+            f"programs: {work('memory')} with `memory`, {work('speed')} with `speed`, "
+            f"{work('tf.recompute_grad by block')} with `tf.recompute_grad`.",
+            f"- A gate adds {gate:.1f} µs on this CPU.",
         ]
     )
 
@@ -198,10 +198,10 @@ def depth(results: dict) -> str:
     off = max(row["gradient_difference"] for row in rows)
     budget = f"{of[shallow, PLAIN]['peak_bytes'] / 1e6:,.0f} MB"
     return (
-        f"A ResNet of {deep:,} layers takes {took(deep, PLAIN)} with `tf.gradients`, "
-        f"{took(deep, 'memory')} with `memory`, and {took(deep, 'budget')} within a budget of what "
-        f"one of {shallow} layers takes plainly ({budget}). "
-        + (f"Gradients differ by {off:g} at most." if off else "Gradients are equal, bit for bit.")
+        f"A ResNet of {deep:,} layers needs {took(deep, PLAIN)} with `tf.gradients` and "
+        f"{took(deep, 'memory')} with `memory`. With the plain peak of a ResNet of {shallow} "
+        f"layers as budget ({budget}), it needs {took(deep, 'budget')}. "
+        + (f"Gradients differ by {off:g} at most." if off else "Gradients are equal bit for bit.")
     )
 
 
@@ -215,6 +215,7 @@ def planning(models: dict, planning: dict) -> str:
 
     ops, largest = list(planning["scaling"].items())[-1]
     return (
-        f"To read a step, plan and rewrite it takes {took(min)} to {took(max)}. Planning a step of "
-        f"{int(ops):,} ops for a fifth of its memory takes {largest['seconds']:.0f} s on one core."
+        f"Reading, planning and rewriting a step takes {took(min)} to {took(max)}. Planning a step "
+        f"of {int(ops):,} ops for a fifth of its memory takes {largest['seconds']:.0f} s on one "
+        "core."
     )
