@@ -114,7 +114,7 @@ def test_small_batches_of_images():
     assert ours < 0.6 * plain
 
 
-def test_what_grappler_takes_out_is_not_foretold():
+def test_what_grappler_takes_out_is_not_predicted():
     """A swish multiplies by one, in the forward pass and for the gradient."""
 
     def run(differentiate):
@@ -136,7 +136,7 @@ def test_what_grappler_takes_out_is_not_foretold():
     assert plan.peak_bytes == pytest.approx(ours, rel=0.05)
 
 
-def test_what_an_optimizer_has_wait_and_nothing_reads_is_not_foretold():
+def test_what_an_optimizer_has_wait_and_nothing_reads_is_not_predicted():
     """`minimize` waits for the gradient of a constant factor, too, which Grappler leaves out."""
 
     def run(checkpoints):
@@ -229,7 +229,7 @@ def experts(x):
 
 @pytest.mark.parametrize("layer", [windows, experts])
 @pytest.mark.parametrize("batch", [8, None])
-def test_sizes_that_come_from_tensors_are_foretold(layer, batch):
+def test_sizes_that_come_from_tensors_are_predicted(layer, batch):
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, (batch, 32, 32, 16))
         w = v1.get_variable("w", (16, 16))
@@ -253,7 +253,7 @@ def test_sizes_that_come_from_tensors_are_foretold(layer, batch):
             session.run(fetches, feed)
             written = measure.session_peak(session, fetches, feed)
     (plan,) = get_plans(graph)
-    # Of windows of which the graph knows all sizes 15 % too much is foretold, too.
+    # Of windows of which the graph knows all sizes 15 % too much is predicted, too.
     assert plan.baseline_peak_bytes == pytest.approx(peaks[0], rel=0.2)
     assert plan.peak_bytes == pytest.approx(written, rel=0.02 if layer is windows else 0.15)
     assert plan.peak_bytes == pytest.approx(peaks[1], rel=0.15 if layer is experts else 0.25)

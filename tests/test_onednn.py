@@ -23,7 +23,7 @@ MODELS = [
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.sweep(3)
-def test_a_default_session_takes_what_was_foretold(name):
+def test_a_default_session_takes_what_was_predicted(name):
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.test_onednn", name],

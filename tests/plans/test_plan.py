@@ -134,7 +134,7 @@ def deep(batch, layers=16, width=256):
     return x, tf.reduce_mean(h**2), weights
 
 
-def test_other_batches_are_foretold(graph):
+def test_other_batches_are_predicted(graph):
     x, loss, weights = deep(None)
     grads = gradients(loss, weights, checkpoints="memory", batch_size=512)
     (plan,) = get_plans()

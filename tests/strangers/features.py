@@ -142,8 +142,8 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "neural ODE": _neural_ode,
 }
 
-#: name: why it takes another peak today than what was foretold
+#: name: why it takes another peak today than what was predicted
 KNOWN: dict[str, str] = {
-    "RNN-T": "what the loop of a scan keeps, many small tensors, is not all foretold",
-    "SAM": "saves 2 MB as foretold; some processes take 4 MB more, for no known reason",
+    "RNN-T": "what the loop of a scan keeps, many small tensors, is not all predicted",
+    "SAM": "saves 2 MB as predicted; some processes take 4 MB more, for no known reason",
 }

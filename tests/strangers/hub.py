@@ -70,9 +70,9 @@ STRANGERS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], list[Any]
 }
 
 _CHUNKS = "chunks of oneDNN's allocator are larger than the tensors, and the process takes some MB"
-_LESS = f"plain takes less than foretold, for no known reason; {_CHUNKS}"
+_LESS = f"plain takes less than predicted, for no known reason; {_CHUNKS}"
 
-#: name: why it takes another peak today than what was foretold
+#: name: why it takes another peak today than what was predicted
 KNOWN: dict[str, str] = {
     **dict.fromkeys(
         """DFineBackbone DeepLabV3Backbone FluxBackbone GPT2Backbone GPT2CausalLM Gemma3Backbone

@@ -212,9 +212,9 @@ STRANGERS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], list[Any]
 
 _CHUNKS = "chunks of oneDNN's allocator are larger than the tensors, and the process takes some MB"
 
-#: name: why it takes another peak today than what was foretold
+#: name: why it takes another peak today than what was predicted
 KNOWN: dict[str, str] = {
     **dict.fromkeys(["CLIP", "ConvBert", "GPT2, next words", "Swin"], _CHUNKS),
     **dict.fromkeys("ConvNextV2 MobileViT RegNet Segformer Wav2Vec2".split(), GROUPS),
-    "DebertaV2": "9 to 11 MB more than foretold, plain and not, for no known reason",
+    "DebertaV2": "9 to 11 MB more than predicted, plain and not, for no known reason",
 }

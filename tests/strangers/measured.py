@@ -52,7 +52,7 @@ class Measured:
     """One way of running a step.
 
     Attributes:
-        predicted: the peak that was foretold, in bytes.
+        predicted: the peak that was predicted, in bytes.
         measured: the median of the peaks of some runs, in bytes.
         planned: whether something is recomputed.
         error: how far loss, gradients and state are from plain's: the norm of the difference as

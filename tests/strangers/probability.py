@@ -269,12 +269,12 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "time series": _time_series,
 }
 
-#: name: why it takes another peak today than what was foretold
+#: name: why it takes another peak today than what was predicted
 KNOWN: dict[str, str] = {
-    "autoencoder": "memory takes 5 MB more than foretold, for no known reason",
-    "differential equation": "an adaptive solver is a loop: what its rounds keep is not foretold",
-    "eight schools": "takes 8 MB more than foretold, but not plain, for no known reason",
-    "gaussian process": "Cholesky packs its matrix into memory that is not foretold",
-    "spline flow": "some MB of many small tensors are not foretold",
-    "time series": "a filter is a loop: what its rounds keep is less than foretold",
+    "autoencoder": "memory takes 5 MB more than predicted, for no known reason",
+    "differential equation": "an adaptive solver is a loop: what its rounds keep is not predicted",
+    "eight schools": "takes 8 MB more than predicted, but not plain, for no known reason",
+    "gaussian process": "Cholesky packs its matrix into memory that is not predicted",
+    "spline flow": "some MB of many small tensors are not predicted",
+    "time series": "a filter is a loop: what its rounds keep is less than predicted",
 }

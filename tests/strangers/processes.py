@@ -116,9 +116,9 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "deep kernel": partial(_deep_kernel, 4096),
 }
 
-_MATRICES = "Cholesky and products of float64 pack their matrices into memory that is not foretold"
+_MATRICES = "Cholesky and products of float64 pack their matrices into memory that is not predicted"
 
-#: name: why it takes another peak today than what was foretold
+#: name: why it takes another peak today than what was predicted
 KNOWN: dict[str, str] = {
     **dict.fromkeys("GPMC GPR SGPR VGP".split(), _MATRICES),
     "BayesianGPLVM": _MATRICES,

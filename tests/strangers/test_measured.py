@@ -1,4 +1,4 @@
-"""Programs that nobody here wrote: the same values, less memory, and what was foretold, measured.
+"""Programs that nobody here wrote: the same values, less memory, and what was predicted, measured.
 
 A table of all is printed at the end of the run.
 """
@@ -46,7 +46,7 @@ def test_what_is_known_is_of_programs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "name"), rows())
-def test_a_step_takes_what_was_foretold(module, name, record_property):
+def test_a_step_takes_what_was_predicted(module, name, record_property):
     found = measure(module.__name__, name)
     row = {way: dataclasses.asdict(one) for way, one in found.items()}
     record_property("measured", (name, row))
@@ -95,7 +95,7 @@ def test_values_are_compared_bit_by_bit(in_this_process, way):
 def test_what_a_row_comes_to(in_this_process, monkeypatch):
     def row(name, **memory):
         monkeypatch.setattr(HERE, "measure", lambda *_: found(**memory))
-        test_a_step_takes_what_was_foretold(HERE, name, lambda *_: None)
+        test_a_step_takes_what_was_predicted(HERE, name, lambda *_: None)
 
     row("another")
     row("the same", error=1e-9)
