@@ -1,10 +1,10 @@
-"""A function and its gradient as two: one that keeps little, and one that runs the rest again.
+"""Splits a function and its gradient in two by a minimum cut: the cut is kept, the rest runs again.
 
-The second one starts from the inputs and from what the first one kept. What must not run twice
-(random draws, reads of variables that may have changed) and what a policy keeps is cut off from
-what the gradient needs by a minimum cut, whose tensors are kept: of a dropout its mask, which is a
-byte an element, and not the numbers that it was drawn from. The cut is that of the partitioner of
-PyTorch's `torch.compile` (H. He and others, "Min-cut optimal recomputation", 2022).
+The backward function starts from the inputs and the residuals. A minimum cut separates the ops that
+must not run twice (random draws, reads of variables that may have changed), or that a policy keeps,
+from the tensors that the gradient needs; the tensors of the cut are the residuals. For a dropout
+that is its mask, a byte per element, not the random numbers. PyTorch's `torch.compile` partitions
+graphs by the same cut (H. He and others, "Min-cut optimal recomputation", 2022).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memory_saving_gradients.graph import calls, gate, order, tf_private, varian
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.transplant import stand_in, transplanted
 
-#: Whether the outputs of an op are to be kept.
+#: Tells whether the outputs of an op are to be kept.
 Policy = Callable[[tf.Operation], bool]
 
 
@@ -30,14 +30,14 @@ class Split:
     """The two functions.
 
     Attributes:
-        forward: of the inputs makes the results, then what is kept.
-        backward: of the inputs, what is kept, and gradients of the differentiable results (then of
-            `seen`) makes the gradients of the inputs, None for those that none was asked for.
-        seen: which of what is kept is differentiable, if the backward function may be
-            differentiated itself: by index.
-        held: which of the inputs and then of what is kept have to be held back from the backward
-            function where only data holds: all but variables. By index.
-        saves: whether clearly less is kept than the function's own gradient would keep.
+        forward: from the inputs computes the results, then the residuals.
+        backward: from the inputs, the residuals, and gradients of the differentiable results (then
+            of `seen`) computes the gradients of the inputs, None for those not asked for.
+        seen: the differentiable residuals, by index, if the backward function may itself be
+            differentiated.
+        held: the inputs, then the residuals, that the backward function must wait for by data if
+            control edges are not obeyed: all but variables. By index.
+        saves: whether clearly fewer bytes are kept than the function's own gradient would keep.
     """
 
     forward: Callable[..., list]
@@ -53,9 +53,9 @@ class Traced:
 
     Attributes:
         graph: its `FuncGraph`, to which each `split` adds ops.
-        effects: the ops of before that run whether their outputs are needed or not.
-        calls: by name, the ops that call functions as they were, and how many outputs they had: a
-            loop or branch that is differentiated hands on more.
+        effects: the original ops that run whether their outputs are needed or not.
+        calls: by name, the original nodes of ops that call functions, and their numbers of outputs:
+            differentiation adds outputs to loops and branches.
     """
 
     graph: Any
@@ -64,13 +64,13 @@ class Traced:
 
     @classmethod
     def of(cls, graph: Any) -> Traced:
-        """A function that was not differentiated yet."""
+        """A function that has not been differentiated yet."""
         ops = graph.get_operations()
         called = {op.name: (op.node_def, len(op.outputs)) for op in ops if calls.calls(op)}
         return cls(graph, [op for op in ops if not _is_free(op)], called)
 
     def as_before(self, wanted: Iterable[tf.Tensor]) -> dict[str, tf.compat.v1.NodeDef]:
-        """The calls that `wanted` can be made with as they were, by name."""
+        """The original nodes of the calls whose added outputs `wanted` does not need, by name."""
         leading = [t.op for t in wanted], self.effects
         read = {t.name for op in order.leading_to(itertools.chain(*leading)) for t in op.inputs}
         read.update(t.name for t in wanted)
@@ -94,9 +94,9 @@ def split(
 
     Args:
         traced: the function.
-        examples: what it will be called with, one for each of its inputs.
+        examples: its arguments, one for each of its inputs.
         by: the inputs to differentiate by, by index.
-        keep: says of an op whether it must not run again.
+        keep: tells whether an op must not run again.
         again: whether the gradients may be differentiated.
     """
     body = traced.graph
@@ -134,7 +134,7 @@ def split(
     given, shown = [tf.TensorSpec(t.shape, t.dtype) for t in [*kept, *grad_ys]], _Named(seen)
     return Split(
         _function(forward, examples),
-        # To be one op keeps it apart from the forward pass: what computes the same would be merged.
+        # As a single op it is not merged with the forward pass, which computes the same.
         _function(backward, [*examples, *given], _noinline=True),
         tuple(i for i, t in enumerate(kept) if t in shown),
         tuple(
@@ -170,12 +170,12 @@ def _function(run: Callable, examples: Sequence, **attributes: Any) -> Callable[
 
 
 def _is_free(op: tf.Operation) -> bool:
-    """Whether nobody minds if `op` does not run."""
+    """Whether `op` has no effect, so that it need not run."""
     return op.type == "Placeholder" or op.type.startswith("ReadVariable") or calls.may_repeat(op)
 
 
 def _needed(body: Any, grads: Sequence[Any], grad_ys: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-    """What the gradients read of the function, its inputs left out, by name."""
+    """The tensors of the function that the gradients read, without its inputs, by name."""
     given = _Named(body.inputs)
     backward = {t.op for t in grad_ys}
     for op in body.get_operations():
@@ -194,7 +194,7 @@ def _needed(body: Any, grads: Sequence[Any], grad_ys: Sequence[tf.Tensor]) -> di
 
 
 def _kept(body: Any, needed: Mapping[str, tf.Tensor], keep: Policy) -> list[tf.Tensor]:
-    """What to keep, so that all else that the gradients need can run again."""
+    """The residuals: with them, all else that the gradients need can be recomputed."""
     given = _Named(body.inputs)
     once: dict[str, tf.Tensor] = {}
     seen: dict[str, tf.Tensor] = {}
@@ -226,7 +226,7 @@ def _kept(body: Any, needed: Mapping[str, tf.Tensor], keep: Policy) -> list[tf.T
     return [t for name, t in seen.items() if (name, "in") in before and (name, "out") in after]
 
 
-# The share of the bytes of a plain gradient that may be kept at most.
+# A split saves memory if it keeps less than this share of the bytes that a plain gradient keeps.
 _WORTH_IT = 0.95
 
 
@@ -236,7 +236,7 @@ def _total_bytes(tensors: Iterable[tf.Tensor], body: Any) -> int:
 
 
 def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
-    """What it takes to keep a tensor; constants and values of variables are there anyway."""
+    """The bytes that keeping a tensor adds; constants and values of variables are there anyway."""
     if tensor.op.type in ("ReadVariableOp", "Const"):
         return 0
     held = tensor.dtype == tf.variant
