@@ -30,22 +30,22 @@ def checkpoint(
     """Calls a part of a network so that only its inputs are kept; its gradients run it again.
 
     Use it in eager mode and in graphs, under any tape or `tf.gradients`. The part is traced once
-    for each signature, as by a `tf.function`: Python's side effects happen once. What must not run
-    twice does not: of random numbers the smallest tensor that decides is kept (of dropout its
-    mask), updates of variables happen in the forward pass alone, and variables are kept as they
-    were read. Without a tape, in eager mode, the part is called as it is.
+    for each signature, as by a `tf.function`: side effects of Python happen once. Ops that must not
+    run twice do not: for random numbers the smallest tensor that determines the result is kept (for
+    dropout its mask), updates of variables happen only in the forward pass, and values of variables
+    are kept as they were read. In eager mode without a tape, the part is called normally.
 
     Args:
         function: the part: a function, method, Keras layer or `tf.Module`. With nothing else,
             `checkpoint(function)` returns the part wrapped, so it serves as a decorator.
-        *args: what to call it with: tensors in any nest, and anything else.
-        policy: what to keep beside the inputs: `"speed"` (outputs of matrix products, convolutions
+        *args: its arguments: tensors in any nest, and anything else.
+        policy: what to keep besides the inputs: `"speed"` (outputs of matrix products, convolutions
             and the like, so that only cheap ops run again), or a function from a `tf.Operation` to
-            bool that says whether its outputs are kept. None keeps nothing else.
-        **kwargs: as `args`.
+            bool that tells whether its outputs are kept. None keeps nothing else.
+        **kwargs: its keyword arguments.
 
     Returns:
-        What the part returns.
+        The result of the part.
 
     Raises:
         TypeError: `function` or `policy` is of a wrong type, or an argument is a symbolic Keras
@@ -81,7 +81,7 @@ def checkpoint(
     eager = tf.executing_eagerly()
     if eager and not tf_private.a_tape_records():
         return function(*args, **kwargs)
-    # What is traced in a graph belongs to it.
+    # A part that is traced in a graph belongs to that graph.
     part = _parts.get(called, keep, _Part) if eager else _Part(called, keep)
     if eager and part.serves_one_call:
         part = _Part(called, keep)
@@ -93,11 +93,11 @@ _PYTORCH = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug",
 
 
 def _refuse_options_of_pytorch(function: Callable, kwargs: dict[str, Any]) -> None:
-    """Raises where a keyword is PyTorch's, and the part has no argument of that name."""
+    """Raises if a keyword is one of PyTorch's options, and the part has no such argument."""
     foreign = dict.fromkeys(name for name in _PYTORCH if name in kwargs)
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # it does not tell what it takes
+    except (TypeError, ValueError):  # its signature is unknown
         return
     try:
         signature.bind_partial(**foreign)
@@ -155,8 +155,8 @@ class _Part:
     """A part, traced for one signature.
 
     Attributes:
-        serves_one_call: whether it can be called only once, as its gradient reads what Python keeps
-            of the last call.
+        serves_one_call: whether it can be called only once, as its gradient reads values that
+            Python keeps of the last call.
     """
 
     def __init__(self, called: Called, keep: Policy) -> None:
@@ -212,7 +212,7 @@ class _Part:
         return self._packed(_differentiable(parts, count, inputs))
 
     def _split(self, inputs: Sequence[tf.Tensor], by: tuple[int, ...], again: bool) -> Split | None:
-        """The part, split for gradients by some inputs; None, with a warning, if that fails."""
+        """The part, split for the gradients of some inputs; None, with a warning, if that fails."""
         if (by, again) not in self._splits:
             found = None
             try:
@@ -244,7 +244,7 @@ class _Part:
 
 
 def _as_it_is(called: Called, tensors: Sequence[tf.Tensor] | None = None) -> Any:
-    """What the part returns, of variables their values."""
+    """The results of the part, with the values of variables."""
     return tf.nest.map_structure(_value, called.run(called.tensors if tensors is None else tensors))
 
 
@@ -253,7 +253,7 @@ def _value(result: Any) -> Any:
 
 
 def _differentiable(parts: Split, count: int, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The `count` results of the forward function, whose gradients the backward one makes."""
+    """The `count` results of the forward function, differentiated by the backward function."""
     seen: list[tf.Tensor] = []  # as tapes know it
     outer = inputs
 
@@ -272,7 +272,7 @@ def _differentiable(parts: Split, count: int, inputs: Sequence[tf.Tensor]) -> li
                 for t, grad in zip(outputs, grads, strict=True)
                 if is_differentiable(t)
             ]
-            # SavedModel cannot save a gradient that reads a resource which is an argument.
+            # SavedModel cannot save a gradient that reads a resource passed as an argument.
             known = [o if o.dtype == tf.resource else t for o, t in zip(outer, inputs, strict=True)]
             again, given = _held_back([*known, *kept], parts.held, given)
             with tf_private.unoptimised():
@@ -289,9 +289,9 @@ def _differentiable(parts: Split, count: int, inputs: Sequence[tf.Tensor]) -> li
 def _held_back(
     tensors: list[tf.Tensor], held: Sequence[int], grads: list[tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Both; where only data holds an op back, the tensors `held` wait for the gradients."""
+    """Both; in a graph for XLA, the tensors `held` wait for the gradients."""
     if held and not tf.executing_eagerly() and tf_private.in_xla(tensors[held[0]].graph):
-        on_gpu = Xla(described("cpu")).on_gpu  # none is described, so one that is there
+        on_gpu = Xla(described("cpu")).on_gpu  # no GPU is described, so a present one counts
         passed, grads = gate.passed([tensors[i] for i in held], grads, barrier=on_gpu)
         for i, later in zip(held, passed, strict=True):
             tensors[i] = later
