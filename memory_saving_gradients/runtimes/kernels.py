@@ -1,4 +1,4 @@
-"""What the executor's kernels on a CPU, Eigen's or oneDNN's, take beside inputs and outputs.
+"""The scratch space of the executor's CPU kernels, Eigen's and oneDNN's.
 
 Each formula was read off the allocation records of traced runs;
 tests/runtimes/test_kernels.py and tests/test_onednn.py trace them again.
@@ -20,19 +20,19 @@ from memory_saving_gradients.graph import kinds
 from memory_saving_gradients.graph.tf_private import onednn_enabled
 from memory_saving_gradients.runtimes.runtime import ShapeOf
 
-# The sizes that the convolution kernels split their work by, in bytes. They are what Eigen takes
-# the caches to be inside TensorFlow's own wheels, not what the processor reports.
+# The cache sizes by which the convolution kernels split their work, in bytes. They are those that
+# Eigen assumes in TensorFlow's own wheels, not those that the processor reports.
 _L2_BYTES = 256 * 2**10
 _L3_BYTES = 30 * 2**20
 
 
 def workspace(op: tf.Operation, shape: ShapeOf) -> int:
-    """Bytes of scratch space that `op`'s kernel takes beside its inputs and outputs.
+    """Bytes of scratch space that `op`'s kernel needs besides its inputs and outputs.
 
-    What it allocates and never writes to does not count (see `untouched`): the process does not
-    have it. oneDNN's kernels for gradients of convolutions, for float32 and bfloat16, take far less
-    than Eigen's and count as none, but for the filters' gradients of volumes without AVX-512.
-    `Einsum` transposes.
+    Memory that it allocates and never writes to does not count (see `untouched`), as it never
+    becomes resident. oneDNN's kernels for gradients of convolutions, for float32 and bfloat16, need
+    far less than Eigen's and count as 0, except for filter gradients of volumes without AVX-512.
+    `Einsum` transposes its operands.
 
     Args:
         op: the op.
@@ -43,7 +43,7 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
     """
     size = op.outputs[0].dtype.size if op.outputs else 0
     if op.type == "MaxPoolGrad":
-        # The maxima of each window again, and their positions as int64.
+        # The maxima of all windows once more, and their positions as int64.
         return math.prod(shape(op.inputs[1])) * (size + 8)
     images = _unrolled(op, shape)
     if images is not None:
@@ -51,7 +51,7 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
     if op.type == "Conv3DBackpropFilterV2":
         return _unrolled_volume(op, shape)
     if op.type == "Pow" and np.all(tf.get_static_value(op.inputs[1]) == 3):
-        # Grappler makes x * x**2 of it.
+        # Grappler turns it into x * x**2.
         return math.prod(shape(op.outputs[0])) * size
     if op.type == "Einsum" and len(op.inputs) == 2:
         equation = op.get_attr("equation").decode()
@@ -63,8 +63,9 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
 def untouched(op: tf.Operation, shape: ShapeOf) -> int:
     """Bytes that `op`'s kernel allocates as scratch space and never writes to.
 
-    Eigen's gradients of convolutions allocate for as many images as fill the last-level cache, even
-    if the batch has fewer. Allocation records have all of it, the process only what is written to.
+    Eigen's gradients of convolutions allocate space for as many images as fill the last-level
+    cache, even if the batch has fewer. Allocation records show all of it, resident memory only the
+    part that is written to.
     """
     images = _unrolled(op, shape)
     return max(0, images.at_once - images.batch) * images.bytes if images else 0
@@ -75,9 +76,9 @@ class _Unrolled:
     """The images or volumes that a kernel unrolls.
 
     Attributes:
-        at_once: how many its scratch space has room for.
+        at_once: how many fit into its scratch space.
         batch: how many there are.
-        bytes: of one, unrolled.
+        bytes: the bytes of one, unrolled.
     """
 
     at_once: int
@@ -86,7 +87,7 @@ class _Unrolled:
 
 
 def _unrolled(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
-    """What Eigen's gradient of a convolution unrolls; None for another op or kernel."""
+    """The unrolled inputs of Eigen's gradient of a convolution; None for other ops or kernels."""
     if op.type in ("Conv2DBackpropFilter", "Conv2DBackpropInput"):
         onednns = onednn_enabled() and op.outputs[0].dtype in _REGISTERS
         return None if onednns else _unrolled_images(op, shape)
@@ -96,7 +97,7 @@ def _unrolled(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
 
 
 def _unrolled_images(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
-    """Of a 2-D convolution: `conv_grad_filter_ops` and `conv_grad_input_ops` of TensorFlow."""
+    """For a 2-D convolution: `conv_grad_filter_ops` and `conv_grad_input_ops` of TensorFlow."""
     size = op.outputs[0].dtype.size
     is_filter = op.type == "Conv2DBackpropFilter"
     kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
@@ -112,10 +113,10 @@ def _unrolled_images(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
 
 
 def _unrolled_volume(op: tf.Operation, shape: ShapeOf) -> int:
-    """Bytes that oneDNN's gradient of a 3-D convolution, without AVX-512, unrolls a volume into.
+    """Bytes of scratch space of oneDNN's filter gradient of a 3-D convolution, without AVX-512.
 
-    It is of the filters: a volume with its channels first, and a layer of it unrolled
-    (`gemm_convolution_utils.cpp`). Each thread that has run one keeps it; one counts here.
+    They hold a volume with its channels first, and a layer of it unrolled
+    (`gemm_convolution_utils.cpp`). Each thread that has run one keeps them; we count one thread.
     """
     kernel = op.outputs[0].shape.as_list()
     if None in kernel or not onednn_enabled() or _has_avx512():
@@ -125,7 +126,7 @@ def _unrolled_volume(op: tf.Operation, shape: ShapeOf) -> int:
 
 
 def _has_avx512() -> bool:
-    """Whether oneDNN has AVX-512 here: the processor does, and `ONEDNN_MAX_CPU_ISA` leaves it."""
+    """Whether oneDNN uses AVX-512: the processor has it, and `ONEDNN_MAX_CPU_ISA` allows it."""
     allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     return bool(
         allowed.startswith(("ALL", "DEFAULT", "AVX512", "AVX10"))
@@ -134,7 +135,7 @@ def _has_avx512() -> bool:
 
 
 def _unrolled_volumes(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
-    """Of a 3-D convolution: `conv_grad_ops_3d` of TensorFlow."""
+    """For a 3-D convolution: `conv_grad_ops_3d` of TensorFlow."""
     is_filter = op.type == "Conv3DBackpropFilterV2"
     kernel = op.outputs[0].shape.as_list() if is_filter else list(shape(op.inputs[1]))
     volumes = shape(op.inputs[0] if is_filter else op.outputs[0])
@@ -153,14 +154,14 @@ def _unrolled_volumes(op: tf.Operation, shape: ShapeOf) -> _Unrolled | None:
     return _Unrolled(at_once, gradient[0], unrolled * dtype.size)
 
 
-_MOST_UNROLLED = 25  # times the inputs; what would be larger is not unrolled
+_MOST_UNROLLED = 25  # times the inputs; the kernel does not unroll what would be larger
 
 
 @functools.cache
 def _cache_for_volumes() -> int:
-    """Bytes of the last-level cache as Eigen asks the processor, read off a gradient's scratch.
+    """Bytes of the last-level cache as Eigen reads it, derived from a gradient's scratch space.
 
-    The size is not the one that Linux gives for every processor.
+    On some processors it is not the size that Linux reports.
     """
     side, filters = 11, 63
     work = side**3 * (1 + filters) + filters
@@ -188,16 +189,16 @@ def _cache_for_volumes() -> int:
         for record in memory.allocation_records
         if node.node_name == "probe"
     )
-    # The volumes that fill it are rounded up; a cache has whole half megabytes.
+    # The number of volumes is rounded up; cache sizes are multiples of half a megabyte.
     return at_once * work * 4 // 2**19 * 2**19
 
 
 def reserve_bytes(op: tf.Operation, output: int, shape: ShapeOf) -> int:
-    """Bytes of what a batch normalisation keeps for its gradient and gives no shape for.
+    """Bytes of the output of a batch normalisation that has no static shape, kept for its gradient.
 
-    oneDNN's kernel takes in the ReLU behind it (`remapper.cc`) and keeps a mask of it: a bit for an
-    element where the channels fill its registers, else a byte, in TensorFlow's buffer of floats
-    (`mkl_fused_batch_norm_op.cc`) four times that. tests/test_onednn.py measures it.
+    oneDNN's kernel fuses the ReLU behind it (`remapper.cc`) and keeps a mask of it: a bit per
+    element if the channels fill its registers, else a byte; TensorFlow's buffer of floats is four
+    times as large (`mkl_fused_batch_norm_op.cc`). tests/test_onednn.py measures it.
 
     Args:
         op: the op.
@@ -234,9 +235,9 @@ _REGISTERS = {tf.float32: 8, tf.bfloat16: 16}  # channels that fill one
 def _transposed(equation: str, operands: Sequence[int], output: int) -> int:
     """How many elements an einsum of two operands transposes.
 
-    Its kernel multiplies matrices in batches: operands as (batch, free, contracted) or (batch,
-    contracted, free), the product as (batch, free, free); within each, labels are in the order in
-    which the equation names them. What does not lie so is copied (`einsum_op_impl.h`).
+    Its kernel is a batched matrix product: operands are (batch, free, contracted) or (batch,
+    contracted, free), the product is (batch, free, free); within each group, labels are in the
+    order of the equation. Tensors with another layout are copied (`einsum_op_impl.h`).
     """
     left, right, out = equation.replace("->", ",").split(",")
     first = {label: i for i, label in reversed([*enumerate(left + right)])}
