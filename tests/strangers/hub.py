@@ -77,9 +77,9 @@ KNOWN: dict[str, str] = {
     **dict.fromkeys(
         """DFineBackbone DeepLabV3Backbone FluxBackbone GPT2Backbone GPT2CausalLM Gemma3Backbone
         GemmaCausalLM Llama3CausalLM MiTBackbone MixtralBackbone MoonshineBackbone
-        PaliGemmaBackbone Qwen3_5Backbone QwenMoeCausalLM RWKV7Backbone ResNetBackbone RetinaNetBackbone SAMBackbone
-        SegFormerImageSegmenter StableDiffusion3Backbone SwinTransformerBackbone
-        XLNetBackbone""".split(),
+        PaliGemmaBackbone Qwen3_5Backbone QwenMoeCausalLM RWKV7Backbone ResNetBackbone
+        RetinaNetBackbone SAMBackbone SegFormerImageSegmenter StableDiffusion3Backbone
+        SwinTransformerBackbone XLNetBackbone""".split(),
         _CHUNKS,
     ),
     **dict.fromkeys("CLIPBackbone EfficientNetBackbone SigLIPBackbone".split(), _LESS),

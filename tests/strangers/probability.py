@@ -265,7 +265,6 @@ STRANGERS: dict[str, Callable[[], Program]] = {
     "gaussian process": _gaussian_process,
     "hidden Markov model": _hidden_markov_model,
     "mixture density": _mixture_density,
-    "mixture density": "two threads overlap small ops: 28 to 33 MB from run to run",
     "spline flow": _spline_flow,
     "time series": _time_series,
 }
