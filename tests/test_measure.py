@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from memory_saving_gradients.measure import function_peak
 
-
 pytestmark = pytest.mark.process
 
 
