@@ -5,6 +5,8 @@ import tensorflow as tf
 
 from memory_saving_gradients.measure import function_peak
 
+pytestmark = pytest.mark.process
+
 
 def make_chain(kib, count):
     """A step that keeps `count` tensors of `kib` KiB for its gradient."""

@@ -11,6 +11,8 @@ import memory_saving_gradients as msg
 from memory_saving_gradients.measure import function_peak
 from test_models.keras_models import example
 
+pytestmark = pytest.mark.process
+
 BATCH = 32
 
 

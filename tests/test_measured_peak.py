@@ -170,6 +170,7 @@ def function_step(strategy):
     return functools.partial(step, *inputs)
 
 
+@pytest.mark.process
 def test_function_in_a_fresh_process_saves_as_a_session_does():
     plain = measure.function_peak(function_step, None)
     ours = measure.function_peak(function_step, "memory")
@@ -183,6 +184,7 @@ def failing_step():
     raise ValueError("no such model")
 
 
+@pytest.mark.process
 def test_function_peak_passes_on_what_went_wrong():
     with pytest.raises(RuntimeError, match="no such model"):
         measure.function_peak(failing_step)

@@ -10,6 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.process
+
 MODELS = [
     "chain",
     "resnet20",

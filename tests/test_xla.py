@@ -49,7 +49,7 @@ LEFT = {"chain": 0.45, "gpt": 0.7, "resnet20": 0.75, "resnet50": 0.7, "densenet"
 
 
 @pytest.mark.parametrize(
-    "name", [*list(LEFT)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LEFT)[2:])]
+    "name", [*list(LEFT)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LEFT)[1:])]
 )
 def test_xla_allocates_less(name):
     assert compiled_peak(make_step, name, "memory") < LEFT[name] * compiled_peak(
@@ -219,7 +219,7 @@ def planned(name, how="memory", unknown_batch=False, **options):
     ("name", "share"),
     [
         ("chain", 0.6),
-        ("gpt", 0.5),
+        pytest.param("gpt", 0.5, marks=pytest.mark.slow),
         pytest.param("transformer", 0.4, marks=pytest.mark.slow),
         pytest.param("resnet20", 0.6, marks=pytest.mark.slow),
     ],
@@ -237,7 +237,7 @@ def test_a_budget_is_one_for_what_xla_allocates(name, share):
 
 
 def test_verify_says_what_xla_allocates():
-    plan, step, inputs = planned("gpt", verify=True)
+    plan, step, inputs = planned("chain", verify=True)
     compiled = compiled_temporaries(step, *inputs)
     assert plan.compiled_peak_bytes == pytest.approx(compiled, rel=0.02)
     assert plan.measured_peak_bytes is None

@@ -64,7 +64,10 @@ def trained(make, inside, policy=None, saving=False, **compiled):
     ("make", "how"),
     [
         *((functional, how) for how in ("function", "eager", "xla", "saving")),
-        *((make, how) for make in (sequential, Subclassed) for how in ("function", "eager")),
+        (sequential, "eager"),
+        (Subclassed, "function"),
+        pytest.param(sequential, "function", marks=pytest.mark.slow),
+        pytest.param(Subclassed, "eager", marks=pytest.mark.slow),
     ],
 )
 def test_it_trains_the_same(make, how):
@@ -168,6 +171,7 @@ def make_step(inside):
     return lambda: model.train_on_batch(x, x)
 
 
+@pytest.mark.process
 def test_an_eager_fit_takes_less_memory():
     ours, plain = (function_peak(make_step, inside) for inside in (True, False))
     assert ours < 0.6 * plain

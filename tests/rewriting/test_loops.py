@@ -195,7 +195,7 @@ def test_exact_sums_leave_a_loop_plain():
 
 
 def test_the_warning_says_why_a_loop_stays_plain():
-    says = "the loop mine keeps for its gradient.*: its sum mine/add"
+    says = "the loop mine keeps most of these for its gradient.*: its sum mine/add"
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, (64, ROWS, WIDTH), "x")
         w = tf.ones((WIDTH, WIDTH))

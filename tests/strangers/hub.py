@@ -76,10 +76,10 @@ _LESS = f"plain takes less than predicted, for no known reason; {_CHUNKS}"
 KNOWN: dict[str, str] = {
     **dict.fromkeys(
         """DFineBackbone DeepLabV3Backbone FluxBackbone GPT2Backbone GPT2CausalLM Gemma3Backbone
-        GemmaCausalLM Llama3CausalLM MiTBackbone MixtralBackbone PaliGemmaBackbone Qwen3_5Backbone
-        QwenMoeCausalLM RWKV7Backbone ResNetBackbone RetinaNetBackbone SAMBackbone
-        SegFormerImageSegmenter StableDiffusion3Backbone SwinTransformerBackbone
-        XLNetBackbone""".split(),
+        GemmaCausalLM Llama3CausalLM MiTBackbone MixtralBackbone MoonshineBackbone
+        PaliGemmaBackbone Qwen3_5Backbone QwenMoeCausalLM RWKV7Backbone ResNetBackbone
+        RetinaNetBackbone SAMBackbone SegFormerImageSegmenter StableDiffusion3Backbone
+        SwinTransformerBackbone XLNetBackbone""".split(),
         _CHUNKS,
     ),
     **dict.fromkeys("CLIPBackbone EfficientNetBackbone SigLIPBackbone".split(), _LESS),
