@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from memory_saving_gradients.graph.traced import traced_nodes
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.runtimes import kernels
 
@@ -51,11 +52,8 @@ def session_events(
         The events, without fed inputs, constants and variables, and without scratch space that a
         kernel allocates and never writes to: it does not become resident.
     """
-    metadata = tf.compat.v1.RunMetadata()
-    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
     with _large_blocks_apart():
-        session.run(fetches, feed_dict, options=options, run_metadata=metadata)
-    nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+        nodes = traced_nodes(session, fetches, feed_dict)
     shape_of = _shapes(nodes, feed_dict or {})
     events = [
         Event(record.alloc_micros, size, node.node_name)

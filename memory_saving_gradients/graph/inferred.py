@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, order, tf_private
+from memory_saving_gradients.graph.names import node_of
 
 #: A shape as far as it is known.
 Sizes: TypeAlias = Sequence[int | None]
@@ -116,7 +117,7 @@ class Inferred:
         self._waiting.node.append(node)
         self._names.add(node.name)
         self._missing.discard(node.name)
-        self._missing |= {_owner(read) for read in node.input} - self._names
+        self._missing |= {node_of(read) for read in node.input} - self._names
 
     def _append_guessed(
         self,
@@ -164,7 +165,7 @@ class Inferred:
         """Adds the waiting nodes to the copy; TensorFlow infers their shapes."""
         ours = {node.name for node in self._waiting.node}
         reads = {read for node in self._waiting.node for read in node.input}
-        stand_for = {read: self._read(read) for read in reads if _owner(read) not in ours}
+        stand_for = {read: self._read(read) for read in reads if node_of(read) not in ours}
         try:
             with self._copy.as_default():
                 tf.graph_util.import_graph_def(self._waiting, stand_for, name="")
@@ -177,10 +178,6 @@ class Inferred:
 def _copied(tensor: tf.Tensor, prefix: str, stand_for: Mapping[str, str]) -> str:
     """The name that a tensor of a graph has in the copy, where its nodes have a prefix."""
     return stand_for.get(tensor.name) or prefix + tensor.name.replace("/", _SLASH)
-
-
-def _owner(read: str) -> str:
-    return read.partition(":")[0]
 
 
 def told(tensor: tf.Tensor) -> Sizes | None:

@@ -123,6 +123,16 @@ def _frame(op: tf.Operation) -> bytes:
     return op.get_attr("frame_name")
 
 
+def readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """The ops that read a tensor or a view of it; the views themselves are left out."""
+    for reader in tensor.consumers():
+        views = [*kinds.showing(reader, tensor)]
+        if not views:
+            yield reader
+        for view in views:
+            yield from readers(view)
+
+
 def readers_through_views(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """The ops that read a tensor or a view of it."""
     for reader in tensor.consumers():

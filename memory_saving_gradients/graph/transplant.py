@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, tf_private
+from memory_saving_gradients.graph.names import tensor_of
 
 _copies = itertools.count()
 
@@ -63,7 +64,7 @@ def transplanted(
         node = tf.compat.v1.NodeDef()
         node.CopyFrom(before.get(name) or op.node_def)
         node.attr.pop("_class", None)
-        tensors = [_tensor(text) for text in node.input if not text.startswith("^")]
+        tensors = [tensor_of(text) for text in node.input if not text.startswith("^")]
         waits_for = [
             function.get_operation_by_name(text[1:]) for text in node.input if text.startswith("^")
         ]
@@ -101,10 +102,6 @@ def transplanted(
         if stands_for:
             tf_private.add_control_inputs(ops[name], stands_for)
     return [tensors_made[t.name] for t in wanted]
-
-
-def _tensor(text: str) -> str:
-    return text if ":" in text else f"{text}:0"
 
 
 def _call_copies(nodes: Iterable[tf.compat.v1.NodeDef], within: tf.Graph, graph: tf.Graph) -> None:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, tf_private
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.tf_private import Refusal
+from memory_saving_gradients.graph.traced import traced_nodes
 from memory_saving_gradients.reading.backward import BackwardPass
 
 # The number of traced runs, of which the fastest counts, after one run to warm up.
@@ -64,7 +65,7 @@ def measure_ops(
         fetches = [end.op if isinstance(end, tf.Tensor) else end for end in ends]
         session.run(fetches, fed)
         for _ in range(_RUNS):
-            for node in _traced(session, fetches, fed):
+            for node in traced_nodes(session, fetches, fed):
                 name = node.node_name
                 seconds = (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9
                 times[name] = min(seconds, times.get(name, seconds))
@@ -155,14 +156,6 @@ def _variable(handle: tf.Tensor) -> Any:
         use_resource=True,
         trainable=False,
     )
-
-
-def _traced(session: tf.compat.v1.Session, fetches: list[tf.Operation], fed: dict) -> list:
-    """The statistics of every node of one run."""
-    metadata = v1.RunMetadata()
-    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-    session.run(fetches, fed, options=options, run_metadata=metadata)
-    return [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
 
 
 def _scratch(node: Any) -> int:

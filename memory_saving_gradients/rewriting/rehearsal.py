@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.graph.names import node_of, tensor_of
 from memory_saving_gradients.planning.problem import Schedule
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.runtimes import grappler
@@ -77,7 +78,7 @@ def _peak(
     edges.add_nodes_from(by_name)
     for node in nodes:
         if node.op not in order.BACK_EDGES:
-            edges.add_edges_from((grappler.node_of(read), node.name) for read in node.input)
+            edges.add_edges_from((node_of(read), node.name) for read in node.input)
     at: dict[str, int] = {}
     size = dict(sizes)
     owner: dict[str, str] = {}
@@ -87,7 +88,7 @@ def _peak(
         ready = max((at[before] for before in edges.predecessors(name)), default=0)
         planned = place.get(name, ready)
         at[name] = planned if planned - ready <= _SLACK else ready
-        read = [_tensor(one) for one in node.input if not one.startswith("^")]
+        read = [tensor_of(one) for one in node.input if not one.startswith("^")]
         read = [owner.get(tensor, tensor) for tensor in read]
         output = f"{name}:0"
         shown = 0 if node.op in kinds.VIEWS and read else None
@@ -106,10 +107,6 @@ def _peak(
         read_last[owner.get(name, name)] = end_of_step, False
     live = np.zeros(end_of_step + 2, dtype=np.int64)
     for tensor, (end, over) in read_last.items():
-        live[at[grappler.node_of(tensor)]] += size.get(tensor, 0)
+        live[at[node_of(tensor)]] += size.get(tensor, 0)
         live[end + (not over)] -= size.get(tensor, 0)
     return int(live.cumsum().max())
-
-
-def _tensor(read: str) -> str:
-    return read if ":" in read else f"{read}:0"

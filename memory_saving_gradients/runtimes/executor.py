@@ -45,7 +45,14 @@ class Executor(Runtime):
         self, fetches: Iterable[Collection[tf.Operation]]
     ) -> list[Mapping[tf.Operation, tf.Operation]]:
         merges_ops = self.device["type"] != "GPU" and tf_private.onednn_enabled()
-        return [merges.merged(ops) for ops in fetches] if merges_ops else super().merged(fetches)
+        if not merges_ops:
+            return super().merged(fetches)
+        merged: list[Mapping[tf.Operation, tf.Operation]] = []
+        for ops in fetches:
+            pairs = merges.merged(ops)
+            if not any(pairs.items() <= known.items() for known in merged):
+                merged.append(pairs)
+        return merged
 
     def _on_cpu(self, op: tf.Operation) -> bool:
         device = op.device.upper() or str(self.device["type"])

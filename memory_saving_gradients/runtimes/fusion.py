@@ -13,11 +13,11 @@ scripts/benchmarks/xla.py with what XLA:GPU compiles for the test models.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds
+from memory_saving_gradients.graph import kinds, order
 
 #: Ops that are fused into their readers. `Slice`, of which the gradients of concatenations are
 #: made, is not among them: see `rewriting.gates.Gates`.
@@ -74,7 +74,7 @@ def unbuffered(
         deep = 1 + max((depth.get(t.name, 0) for t in op.inputs), default=0)
         for i, tensor in enumerate(op.outputs):
             shown = kinds.shown_input(op, i)
-            readers = [reader for reader in _readers(tensor) if reader in ours]
+            readers = [reader for reader in order.readers(tensor) if reader in ours]
             times = len(readers)
             if shown is not None:
                 fused = op.inputs[shown].name in sources_of
@@ -91,13 +91,3 @@ def unbuffered(
                 sources_of[tensor.name] = sources
                 depth[tensor.name] = deep
     return sources_of
-
-
-def _readers(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    """The ops that read a tensor or a view of it."""
-    for reader in tensor.consumers():
-        shown = [*kinds.showing(reader, tensor)]
-        if not shown:
-            yield reader
-        for output in shown:
-            yield from _readers(output)

@@ -90,11 +90,6 @@ def multiplied_early(
     }
 
 
-def node_of(read: str) -> str:
-    """The name of the node in the name of an input."""
-    return read.removeprefix("^").partition(":")[0]
-
-
 def _scaled_by(op: tf.Operation, graph: nx.DiGraph) -> tf.Operation | None:
     """The only reader of `op`, if it multiplies `op` by a constant."""
     readers = list(graph.successors(op))

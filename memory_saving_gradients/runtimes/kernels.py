@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds
 from memory_saving_gradients.graph.tf_private import onednn_enabled
+from memory_saving_gradients.graph.traced import traced_nodes
 from memory_saving_gradients.runtimes.runtime import ShapeOf
 
 # The cache sizes by which the convolution kernels split their work, in bytes. They are those that
@@ -177,14 +178,11 @@ def _cache_for_volumes() -> int:
         )
     config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True
-    metadata = tf.compat.v1.RunMetadata()
-    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
     with tf.compat.v1.Session(graph=graph, config=config) as session:
-        session.run("probe", options=options, run_metadata=metadata)
+        nodes = traced_nodes(session, "probe")
     at_once = max(
         record.alloc_bytes // (side**3 * 4)
-        for device in metadata.step_stats.dev_stats
-        for node in device.node_stats
+        for node in nodes
         for memory in node.memory
         for record in memory.allocation_records
         if node.node_name == "probe"

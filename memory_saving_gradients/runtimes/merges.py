@@ -113,7 +113,7 @@ def merged(fetched: Collection[tf.Operation]) -> dict[tf.Operation, tf.Operation
                     together.add_edge(op, reader)
                     break
     groups = nx.connected_components(together)
-    return {op: next(iter(group)) for group in groups for op in group}
+    return {op: min(group, key=lambda op: op.name) for group in groups for op in group}
 
 
 def _is_filter_gradient(op: tf.Operation, gradient: tf.Tensor) -> bool:
@@ -158,16 +158,7 @@ def _reads_padded(op: tf.Operation, pad: tf.Operation) -> bool:
 
 def _readers(op: tf.Operation) -> set[tf.Operation]:
     """The ops that read the first output of `op`, or a view of it, for more than its shape."""
-    return set(_reading(op.outputs[0]))
-
-
-def _reading(tensor: tf.Tensor) -> Iterator[tf.Operation]:
-    for reader in tensor.consumers():
-        shown = [*kinds.showing(reader, tensor)]
-        for output in shown:
-            yield from _reading(output)
-        if not shown and reader.type not in kinds.SHAPE_ONLY:
-            yield reader
+    return {r for r in order.readers(op.outputs[0]) if r.type not in kinds.SHAPE_ONLY}
 
 
 def _views_between(op: tf.Operation, reader: tf.Operation) -> list[tf.Operation]:

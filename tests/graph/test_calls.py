@@ -71,7 +71,7 @@ def with_ctc(h):
 
 
 def scanned(h):
-    rows = tf.reshape(h, (16, -1, WIDTH))
+    rows = tf.reshape(h, (4, -1, WIDTH))
     return tf.reshape(tf.keras.ops.associative_scan(lambda a, b: a + b, rows), (-1, WIDTH))
 
 
