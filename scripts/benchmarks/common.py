@@ -14,7 +14,7 @@ from memory_saving_gradients import BudgetError, Plan, get_plans, measure
 from test_models import Model, build_v1
 
 #: How often each step is timed.
-ROUNDS = 9
+ROUNDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
