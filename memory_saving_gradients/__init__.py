@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import memory_saving_gradients._quiet  # noqa: F401  (it comes first)
 from memory_saving_gradients.by_hand.checkpoint import checkpoint
+from memory_saving_gradients.by_hand.loop import checkpoint_loop
 from memory_saving_gradients.by_hand.sequential import checkpoint_sequential
 from memory_saving_gradients.doors.gradients import (
     gradients,
@@ -29,6 +30,7 @@ __all__ = [
     "MaxBatch",
     "Plan",
     "checkpoint",
+    "checkpoint_loop",
     "checkpoint_sequential",
     "get_plans",
     "gradients",
