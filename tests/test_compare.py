@@ -41,7 +41,7 @@ def test_wrong_gradients_are_found(rows):
     assert wrong == {"tf.recompute_grad by block", "tf.recompute_grad by block, Grappler off"}
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_one_that_fails_says_why(monkeypatch):
     def broken(*arguments):
         raise RuntimeError("\x1b[1mno\x1b[0m\n  memory")
@@ -65,7 +65,7 @@ def test_other_frameworks(framework, monkeypatch):
         assert all(row.peak_bytes > 0 and row.gradient_error < 1e-3 for row in rows)
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_the_whole_command(tmp_path, monkeypatch, capsys):
     peers = {
         name: peers_tensorflow.PEERS[name] for name in (peers_tensorflow.PLAIN, "ours, memory")

@@ -77,7 +77,7 @@ def cluster():
 
 @pytest.mark.parametrize("function", [distributed.multi_worker, distributed.multi_worker_fit])
 @pytest.mark.sweep(2)
-@pytest.mark.process
+@pytest.mark.measured
 def test_two_workers_each_save(function):
     outcomes = {}
     for saving in (False, True):

@@ -38,7 +38,7 @@ def run(script, folder, command):
 
 
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if python_blocks(text)])
-@pytest.mark.process
+@pytest.mark.measured
 def test_the_code_of_a_page_runs(name, tmp_path):
     script = tmp_path / "page.py"
     script.write_text("\n".join(python_blocks(PAGES[name])))
@@ -48,7 +48,7 @@ def test_the_code_of_a_page_runs(name, tmp_path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 @pytest.mark.sweep(3)
-@pytest.mark.process
+@pytest.mark.measured
 def test_an_example_runs_and_saves(path, tmp_path):
     said = run(path, tmp_path, [sys.executable, *BARE])
     ratio = re.search(r"predicted peak .* \((\d+\.\d+)x\)", said)
@@ -66,7 +66,7 @@ def test_every_example_is_shown_and_named():
         assert f'--8<-- "docs/examples/{path.name}"' in PAGES["examples.md"]
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_the_code_of_readme_runs_as_pasted(tmp_path):
     script = tmp_path / "pasted.py"
     script.write_text("\n".join(python_blocks(README)))

@@ -30,7 +30,7 @@ except ImportError as error:
 
 @pytest.mark.parametrize("content", ["", "raise ImportError('no Keras')", "Variable = 3"])
 @pytest.mark.sweep(3)
-@pytest.mark.process
+@pytest.mark.measured
 def test_a_projects_own_package_of_the_name_keras(tmp_path, content):
     (tmp_path / "keras").mkdir()
     (tmp_path / "keras" / "__init__.py").write_text(content)
@@ -56,7 +56,7 @@ with tf.Graph().as_default():
 """
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_tf_gradients_can_be_replaced_in_the_dictionary_of_its_module():
     """That of `tensorflow.compat.v1` remembers what was read of it once: we must not have."""
     done = subprocess.run([sys.executable, "-c", AS_OF_OLD], capture_output=True, text=True)

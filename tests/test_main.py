@@ -100,7 +100,7 @@ def test_a_report_with_figures_and_data(folder, capsys):
     assert "layer_11" in (folder / "figures" / "timeline.html").read_text()
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_measured_in_real_steps(folder, capsys):
     assert (
         main(["report", TARGET, "--batch-size", "8192", "--memory-budget", "0.5", "--measure"]) == 0
@@ -198,7 +198,7 @@ def test_a_warning_is_a_line_of_its_own(folder, capsys):
         ([str(Path(sys.executable).with_name(COMMAND))], ["max-batch", "--help"]),
     ],
 )
-@pytest.mark.process
+@pytest.mark.measured
 def test_help_has_examples_and_no_noise(command, words):
     ran = subprocess.run([*command, *words], capture_output=True, text=True)
     assert ran.returncode == 0
@@ -207,7 +207,7 @@ def test_help_has_examples_and_no_noise(command, words):
     assert len(words) == 1 or "examples:\n  memory-saving-gradients" in ran.stdout
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_no_noise_in_a_whole_run(folder):
     command = [sys.executable, "-m", "memory_saving_gradients", "report", TARGET]
     ran = subprocess.run(command, capture_output=True, text=True)
@@ -264,7 +264,7 @@ def test_a_system_that_does_not_tell_its_memory_gets_its_report(folder, capsys, 
     assert "In all\n" in capsys.readouterr().out
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_who_reads_one_line_has_enough(folder):
     command = [sys.executable, "-u", "-m", "memory_saving_gradients", "report", TARGET]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.measure import function_peak
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.measured
 
 
 def make_chain(kib, count):

@@ -11,7 +11,7 @@ import memory_saving_gradients as msg
 from memory_saving_gradients.measure import function_peak
 from test_models.keras_models import example
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.measured
 
 BATCH = 32
 

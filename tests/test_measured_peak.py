@@ -46,6 +46,7 @@ LARGE = ("DenseNet, 2 × 12 layers, batch 64", "ResNet-50, 96 px, batch 32")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in RATIOS]
 )
+@pytest.mark.measured
 def test_predicted_peak_is_the_measured_one_and_memory_drops(name, record_property):
     peaks, plans = {}, {}
     for method, differentiate in METHODS.items():
@@ -67,6 +68,7 @@ def test_predicted_peak_is_the_measured_one_and_memory_drops(name, record_proper
     "name", ["chain, 64 layers, 2048 × 256", "DenseNet, 2 × 12 layers, batch 64"]
 )
 @pytest.mark.sweep(3)
+@pytest.mark.measured
 def test_measured_peak_keeps_the_budget(name, share):
     peak, plan = measured(*MODELS[name], functools.partial(gradients, memory_budget=share))
     assert peak <= 1.02 * plan.budget_bytes
@@ -170,7 +172,7 @@ def function_step(strategy):
     return functools.partial(step, *inputs)
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_function_in_a_fresh_process_saves_as_a_session_does():
     plain = measure.function_peak(function_step, None)
     ours = measure.function_peak(function_step, "memory")
@@ -184,7 +186,7 @@ def failing_step():
     raise ValueError("no such model")
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_function_peak_passes_on_what_went_wrong():
     with pytest.raises(RuntimeError, match="no such model"):
         measure.function_peak(failing_step)

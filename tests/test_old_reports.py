@@ -46,7 +46,7 @@ def chain_step(how):
     return step
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_memory_falls_where_recompute_grad_saves_little():
     """tensorflow#36981 and #57205: memory did not fall with `tf.recompute_grad`."""
     plain, theirs, ours = (

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.measured
 
 MODELS = [
     "chain",

@@ -126,7 +126,7 @@ def trained_elsewhere(folder, way):
         pytest.param(of_parts, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.process
+@pytest.mark.measured
 def test_a_saved_step_trains_elsewhere_in_less_memory(way, tmp_path):
     found = trained_elsewhere(tmp_path, way)
     (plain, plain_peak), (ours, peak) = found[tf.GradientTape], found[msg.GradientTape]

@@ -141,7 +141,7 @@ def make_step(optimizer, saves):
     return functools.partial(model.train_on_batch, *batch())
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_measured_in_a_default_process():
     plain = measure.function_peak(make_step, "clipped", False)
     ours = measure.function_peak(make_step, "adam", True)

@@ -40,7 +40,7 @@ def make_eager_step(around):
     return step if around != "function" else tf.function(step)
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_an_eager_step_takes_less_memory():
     ours, plain = (function_peak(make_eager_step, how) for how in ("checkpoint", "plain"))
     assert ours < 0.25 * plain
@@ -68,7 +68,7 @@ def make_recurrent_step(around, in_a_function):
 
 
 @pytest.mark.parametrize("in_a_function", [False, True], ids=["eager", "function"])
-@pytest.mark.process
+@pytest.mark.measured
 def test_loops_keep_no_more_than_first_derivatives_need(in_a_function):
     ours, plain = (
         function_peak(make_recurrent_step, how, in_a_function) for how in ("checkpoint", "plain")

@@ -80,7 +80,8 @@ def test_it_trains_the_same(make, how):
     assert len(model.losses) == len(plain_model.losses)
 
 
-@pytest.mark.parametrize("policy", [None, "speed"])
+@pytest.mark.parametrize("policy", ["speed", None])
+@pytest.mark.sweep(2)
 def test_it_is_saved_with_its_model(policy, tmp_path):
     model, _, _ = trained(functional, True, policy)
     model.save(tmp_path / "model.keras")
@@ -151,7 +152,8 @@ def test_masks_pass():
     np.testing.assert_allclose(watched, plain(tokens), rtol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.sweep(2)
 def test_mixed_precision(precision):
     keras.config.set_dtype_policy(precision)
     try:
@@ -171,7 +173,7 @@ def make_step(inside):
     return lambda: model.train_on_batch(x, x)
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_an_eager_fit_takes_less_memory():
     ours, plain = (function_peak(make_step, inside) for inside in (True, False))
     assert ours < 0.6 * plain

@@ -114,7 +114,7 @@ def make_step(loop, eager):
     return step if eager else tf.function(step)
 
 
-@pytest.mark.process
+@pytest.mark.measured
 @pytest.mark.parametrize("eager", [False, True])
 def test_a_long_loop_takes_a_fraction_of_the_memory(eager):
     assert function_peak(make_step, checkpoint_loop, eager) < 0.4 * function_peak(

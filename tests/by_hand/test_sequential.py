@@ -102,7 +102,7 @@ def _in_segments(segments):
     return lambda layers, x: checkpoint_sequential(layers, segments, x)
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_segments_take_less_memory():
     plain, ours = (function_peak(make_step, segments) for segments in (None, 6))
     assert ours < 0.45 * plain

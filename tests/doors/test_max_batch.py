@@ -61,7 +61,7 @@ def test_the_ways_are_in_order(found):
 
 
 @pytest.mark.parametrize("name", ["plain", "speed", "memory"])
-@pytest.mark.process
+@pytest.mark.measured
 def test_it_fits_in_a_run_and_little_more_does(found, name):
     way = found.ways[name]
     fixed = found.variables_bytes + way.batch_size * WIDTH * 4
@@ -114,7 +114,7 @@ def test_several_outputs_with_losses_of_their_own():
     assert max_batch(model, "8MB").ways["memory"].batch_size > 0
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_an_example_tells_what_the_step_does_not():
     model = dense(True, inputs=False)
     with pytest.raises(ValueError, match="does not tell its inputs: give example="):

@@ -48,7 +48,7 @@ def test_a_patch_is_no_replacement(never_called, recwarn):
     assert not [w for w in recwarn if "replaced" in str(w.message)]
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_a_script_says_so_when_it_ends():
     ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert ran.returncode == 0

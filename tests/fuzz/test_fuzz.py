@@ -209,7 +209,7 @@ def test_there_are_many_kinds_of_layers():
 
 @pytest.mark.usefixtures("deterministic")
 def test_random_networks():
-    fuzz(30, derandomize=True, database=None)
+    fuzz(20, derandomize=True, database=None)
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def in_a_read_only_place(folder, script, **settings):
     )
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_where_nothing_can_be_stored_a_warning_names_the_variable(tmp_path):
     done = in_a_read_only_place(tmp_path, SCRIPT)
     assert (
@@ -59,7 +59,7 @@ def test_where_nothing_can_be_stored_a_warning_names_the_variable(tmp_path):
     assert "NUMBA_CACHE_DIR" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_the_variable_helps(tmp_path):
     stored = "from memory_saving_gradients.planning import anneal, runs; assert runs.is_stored()"
     (tmp_path / "place").mkdir()
@@ -130,7 +130,7 @@ print(plan_of_a_chain(memory_budget=0.6, plan_cache=sys.argv[1]).schedule)
 """
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_another_process_takes_the_plan_from_the_folder(tmp_path):
     """Whatever the seed of its hashes: a problem and its plan do not depend on that."""
     answers.forget()

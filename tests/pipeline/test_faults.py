@@ -172,7 +172,7 @@ def save_and_die(path, stage):
 
 
 @pytest.mark.parametrize("stage", ["writing", "replacing"])
-@pytest.mark.process
+@pytest.mark.measured
 def test_a_process_that_is_killed_leaves_no_half_written_plan(graph, tmp_path, stage):
     step = network()
     gradients(step.loss, step.variables, checkpoints="memory")

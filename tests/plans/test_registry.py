@@ -85,7 +85,7 @@ print(*msg.get_plans(step), sep="\\n")
 """
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_the_first_plan_of_a_process_is_said():
     ran = subprocess.run([sys.executable, "-c", TWO_PLANS], capture_output=True, text=True)
     first, second = ran.stdout.splitlines()

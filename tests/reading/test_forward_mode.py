@@ -38,7 +38,7 @@ def test_values_are_those_of_the_plain_tape():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_tangents_are_counted_and_recomputed():
     """Both those of activations, and those of gradients, that are made while it differentiates."""
     (plan,) = msg.get_plans(traced(True).func.graph)

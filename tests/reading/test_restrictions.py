@@ -26,7 +26,7 @@ def traced():
     return functools.partial(step.get_concrete_function(x), x)
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_large_constants_of_the_backward_pass_count_from_the_start():
     (plan,) = msg.get_plans(traced().func.graph)
     assert function_peak(traced) == pytest.approx(plan.peak_bytes, rel=0.05)

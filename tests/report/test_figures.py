@@ -105,7 +105,7 @@ def test_the_frontier_has_the_plan_on_it():
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_without_matplotlib_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"

@@ -104,7 +104,7 @@ def onednns_gradient_of_volumes(channels):
 @pytest.mark.parametrize("isa", ["AVX2", "ALL"])
 @pytest.mark.parametrize("channels", [8, 24])
 @pytest.mark.sweep(4)
-@pytest.mark.process
+@pytest.mark.measured
 def test_scratch_space_of_onednns_gradients_of_volumes(channels, isa):
     """Without AVX-512, a 3-D U-Net planned at 39 MB took 76; one with AVX-512 takes none."""
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1", "ONEDNN_MAX_CPU_ISA": isa}

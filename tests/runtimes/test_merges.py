@@ -185,7 +185,7 @@ def in_a_process(*arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.process
+@pytest.mark.measured
 def test_tensorflow_merges_what_is_said_here():
     assert in_a_process("facts") == [not cycle for cycle in CLOSES_A_CYCLE.values()]
 
@@ -381,7 +381,7 @@ def check(*arguments):
     ("how", "kind"),
     [("freely", "convolution, bias, hard swish"), ("one by one", "pad, convolution")],
 )
-@pytest.mark.process
+@pytest.mark.measured
 def test_steps_whose_ops_are_merged_run(how, kind):
     check(how, kind)
 

@@ -149,7 +149,7 @@ def fuzz(examples, **settings):
 
 @pytest.mark.usefixtures("deterministic")
 def test_random_keras_models():
-    fuzz(4, database=None)
+    fuzz(3, database=None)
 
 
 @pytest.mark.slow
