@@ -9,7 +9,7 @@ import tensorflow as tf
 import memory_saving_gradients as msg
 from memory_saving_gradients.graph import gate
 from memory_saving_gradients.measure import compiled_peak, compiled_temporaries
-from memory_saving_gradients.pipeline import prove
+from memory_saving_gradients.pipeline import fitting
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.rewriting.run import COPY
 from memory_saving_gradients.runtimes import xla
@@ -259,7 +259,7 @@ def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():
 
 def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(monkeypatch):
     sizes = []
-    monkeypatch.setattr(prove, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
+    monkeypatch.setattr(fitting, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
     with pytest.raises(msg.BudgetError, match=r"5\.0 MB"):
         planned("chain", memory_budget="4MB", verify=True)
     assert len(sizes) == 4  # the last one is of "memory"
@@ -269,7 +269,7 @@ def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(m
 
 
 def test_a_budget_that_is_missed_three_times_may_be_kept_by_memory(monkeypatch):
-    rewritten, applied = prove._rewrite, []
+    rewritten, applied = fitting.follow, []
 
     def rewrite(reading, plan):
         applied.append(plan)
@@ -278,8 +278,8 @@ def test_a_budget_that_is_missed_three_times_may_be_kept_by_memory(monkeypatch):
     def temporary_bytes(*args):
         return 5 * 10**6 if applied[-1].budget_bytes else 39 * 10**5
 
-    monkeypatch.setattr(prove, "_rewrite", rewrite)
-    monkeypatch.setattr(prove, "_temporary_bytes", temporary_bytes)
+    monkeypatch.setattr(fitting, "follow", rewrite)
+    monkeypatch.setattr(fitting, "_temporary_bytes", temporary_bytes)
     plan, _, _ = planned("chain", memory_budget="4MB", verify=True)
     assert (plan.strategy, plan.budget_bytes) == ("budget", 4 * 10**6)
     assert plan.compiled_peak_bytes == 39 * 10**5
@@ -304,7 +304,7 @@ def test_a_step_that_xla_refuses_keeps_its_budget_by_rules(monkeypatch, caplog):
     with caplog.at_level("INFO"):
         plan, _, _ = planned("chain", memory_budget=0.6)
     assert plan.compiled_peak_bytes is None
-    assert "kept by rules alone: no" in caplog.text
+    assert "only checked by prediction: no" in caplog.text
 
 
 @pytest.mark.skipif(not compiler.is_installed("h100"), reason="the extra xla-gpu is not installed")

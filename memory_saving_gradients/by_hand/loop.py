@@ -31,7 +31,9 @@ def checkpoint_loop(
     rounds it holds the state of *n* / `every` segments and what `every` rounds compute. Random
     numbers and updates of variables happen once, as in `checkpoint`. It works in eager mode, in a
     `tf.function`, under XLA (with `maximum_iterations`) and in graphs of `tf.compat.v1`. In a graph
-    `GradientTape(checkpoints="memory")` does the same for every loop by itself.
+    `GradientTape(checkpoints="memory")` does the same for every loop by itself. In eager mode a
+    segment is traced again for every new tensor that `cond` or `body` close over: what changes from
+    step to step should be one of `loop_vars`.
 
     Args:
         cond: as in `tf.while_loop`: from the loop's variables to a boolean scalar.

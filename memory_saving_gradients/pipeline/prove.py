@@ -17,18 +17,17 @@ from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.measure import available_bytes, session_peak, step_peak
 from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.pipeline import fitting
 from memory_saving_gradients.pipeline.decide import decide, plain
 from memory_saving_gradients.pipeline.why import missed
 from memory_saving_gradients.planning.simulate import plain_peak
-from memory_saving_gradients.planning.stretches import fewer_stretches
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
-from memory_saving_gradients.proving import compiler
+from memory_saving_gradients.proving.compiler import CannotCompile
 from memory_saving_gradients.reading.measured_costs import CannotMeasure, stand_ins
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.as_plain import may_be_reordered
 from memory_saving_gradients.rewriting.rehearsal import added_bytes
-from memory_saving_gradients.rewriting.rewrite import behind_gates, rewrite
 
 # The most plans that are tried if a step exceeds the budget.
 _ROUNDS = 3
@@ -41,16 +40,6 @@ _NOISE = 8 * 2**20
 _PERHAPS = 1.25
 # A rehearsal is less accurate than a run: it may exceed the budget by this factor.
 _TOLERANCE = 1.06
-# The share of a budget that a compiled step should use, and the factor by which it may exceed it.
-_LEAST_USED = 0.95
-_NEARLY = 1.02
-# For "memory", these multiples of the lowest peak are compiled as well.
-_AROUND = (1.1, 1.25)
-# Recomputation is moved earlier, to save gates, only where at most this share of the peak is alive:
-# predictions are not accurate enough to go closer.
-_EARLY = 0.9
-# A step of at most this many ops compiles in about ten seconds.
-_SOON = 5_000
 
 logger = logging.getLogger("memory_saving_gradients")
 
@@ -94,7 +83,7 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
                 f"{error}"
             )
     if budget is None:
-        nodes = _rewrite(reading, plan)
+        nodes = fitting.follow(reading, plan)
         if not may_be_reordered(reading):
             return plan
         added = _added(reading, plan, nodes)
@@ -113,7 +102,7 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
             f"take {format_bytes(error.lowest_peak_bytes)} where {format_bytes(budget)} are "
             "allowed. verify=True measures it"
         )
-        _rewrite(reading, plan)
+        fitting.follow(reading, plan)
         return plan
 
 
@@ -125,121 +114,16 @@ def _compiled(reading: Reading, plan: Plan, request: Request) -> Plan:
     share of what XLA allocates for the plain step.
     """
     proven = plan
-    if request.verify or (plan.budget_bytes is not None and _compiles_soon(reading, request)):
+    soon = plan.budget_bytes is not None and fitting.compiles_soon(reading, request)
+    if request.verify or soon:
         try:
-            proven = _fitted(reading, plan, request)
-        except compiler.CannotCompile as error:
+            proven = fitting.fitted(reading, plan, request)
+        except CannotCompile as error:
             if request.verify:
                 raise CannotMeasure(str(error)) from error
             logger.info("this step's budget is only checked by prediction: %s", error)
-    _rewrite(reading, proven)
+    fitting.follow(reading, proven)
     return proven
-
-
-def _fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
-    """The plan that fits a budget best by XLA's own report; the graph is unchanged.
-
-    For "memory" it is the plan that needs least, of a few near the lowest predicted peak: XLA's
-    buffer assignment for tensors of many sizes cannot be predicted.
-    """
-    budget = plan.budget_bytes
-    if isinstance(request.budget, float):
-        budget = int(request.budget * _temporary_bytes(reading, request))
-    target = compiler.target(request.device)
-    tried: list[Plan] = []
-
-    def compiled(plan: Plan) -> Plan:
-        with tf_private.all_or_nothing() as edits:
-            _rewrite(reading, plan)
-            size = _temporary_bytes(reading, request)
-            while edits:  # it was rewritten only to be compiled
-                edits.pop()()
-        return dataclasses.replace(
-            plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
-        )
-
-    while True:
-        tried.append(compiled(plan))
-        allowed = _next_peak(tried, request.strategy)
-        if allowed is None:
-            break
-        try:
-            plan = decide(reading, dataclasses.replace(request, budget=allowed))
-        except BudgetError:
-            break
-    if budget is None:
-        return min(tried, key=_compiled_peak)
-    if request.strategy == "budget" and all(
-        _compiled_peak(candidate) > _NEARLY * budget for candidate in tried
-    ):
-        # The plan of "memory" may fit nevertheless.
-        by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
-        tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
-    lowest = min(tried, key=_compiled_peak)
-    fitting = [candidate for candidate in tried if _compiled_peak(candidate) <= _NEARLY * budget]
-    if fitting:
-        chosen = min(fitting, key=lambda candidate: candidate.overhead)
-        fewer = _with_fewer_gates(chosen)
-        if fewer.schedule != chosen.schedule:
-            fewer = compiled(fewer)
-            if _compiled_peak(fewer) <= max(budget, _compiled_peak(chosen)):
-                return fewer
-        return chosen
-    if request.verify:
-        raise missed(reading, budget, _compiled_peak(lowest), lowest)
-    warn(
-        f"memory_saving_gradients: XLA's compiler for {target} allocates "
-        f"{format_bytes(_compiled_peak(lowest))} for this step where {format_bytes(budget)} are "
-        "allowed. verify=True makes that an error"
-    )
-    return lowest
-
-
-def _with_fewer_gates(plan: Plan) -> Plan:
-    """The plan with stretches of recomputation joined where few bytes are alive."""
-    most = int(_EARLY * plan.peak_bytes)
-    schedule = fewer_stretches(plan.problem, plan.schedule, most)
-    judged = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
-    return dataclasses.replace(
-        plan,
-        schedule=judged.schedule,
-        peak_bytes=judged.peak_bytes,
-        overhead=judged.overhead,
-        checkpoints=judged.checkpoints,
-        recomputed=judged.recomputed,
-    )
-
-
-def _next_peak(tried: list[Plan], strategy: str) -> int | None:
-    """The predicted peak to plan for next; None if the plans so far are enough."""
-    budget, size = tried[-1].budget_bytes, _compiled_peak(tried[-1])
-    if len(tried) == _ROUNDS:
-        return None
-    if budget is not None:
-        fits = _LEAST_USED * budget <= size <= _NEARLY * budget
-        return None if fits else int(tried[-1].peak_bytes * budget / max(size, 1))
-    return int(tried[0].peak_bytes * _AROUND[len(tried) - 1]) if strategy == "memory" else None
-
-
-def _compiled_peak(plan: Plan) -> int:
-    return plan.compiled_peak_bytes or 0
-
-
-def _compiles_soon(reading: Reading, request: Request) -> bool:
-    return len(reading.step.needed) <= _SOON and compiler.is_installed(request.device)
-
-
-def _temporary_bytes(reading: Reading, request: Request) -> int:
-    """The bytes that XLA allocates for the step as it is now."""
-    step = reading.step
-    with shown(f"memory_saving_gradients: compiling {len(step.needed)} ops"), tf.init_scope():
-        returned = [*map(behind_gates, (step.target, *step.results))]
-        function, inputs = compiler.as_function(step, returned, reading.sizes)
-        return compiler.temporary_bytes(function, inputs, request.device)
-
-
-def _rewrite(reading: Reading, plan: Plan) -> list[str]:
-    return rewrite(reading.in_order_of(plan.problem), plan.schedule)
 
 
 def _added(reading: Reading, plan: Plan, nodes: list[str]) -> int:
@@ -269,7 +153,7 @@ def _first_proven(
     tried: list[tuple[int, Plan]] = []
     for _ in range(_ROUNDS):
         with contextlib.suppress(_Missed), tf_private.all_or_nothing():
-            peak, proven = proof(plan, _rewrite(reading, plan))
+            peak, proven = proof(plan, fitting.follow(reading, plan))
             tried.append((peak, proven))
             if most is not None and peak > most:
                 raise _Missed
@@ -310,7 +194,7 @@ def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Pl
             return None
         lowest = decide(reading, dataclasses.replace(request, budget=error.lowest_peak_bytes))
         with tf_private.all_or_nothing():
-            _rewrite(reading, lowest)
+            fitting.follow(reading, lowest)
             peak, plan = _measured(reading, lowest)
             if peak > budget:
                 raise _Missed

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.graph import gate, kinds
-from memory_saving_gradients.pipeline import prove
+from memory_saving_gradients.pipeline import fitting
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.rewriting.run import COPY
 from memory_saving_gradients.runtimes.xla import Xla
@@ -121,7 +121,7 @@ def test_what_is_compiled_to_be_measured_is_what_runs(monkeypatch):
     monkeypatch.setattr(compiler, "is_installed", lambda device: True)
     monkeypatch.setattr(compiler, "temporary_bytes", lambda *args: 1)
     monkeypatch.setattr(compiler, "as_function", noted)
-    monkeypatch.setattr(prove, "_next_peak", lambda *args: None)
+    monkeypatch.setattr(fitting, "_next_peak", lambda *args: None)
     step, inputs = compiled_step("chain", "memory", verify=True, device="h100")
     outputs = step.get_concrete_function(*inputs).graph.outputs
     runs = [(t.op.type, t.value_index) for t in (identity.op.inputs[0] for identity in outputs)]

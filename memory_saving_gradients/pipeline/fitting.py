@@ -1,0 +1,160 @@
+"""The plan that fits a budget best by the report of XLA's own compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from memory_saving_gradients.console.progress_bar import shown
+from memory_saving_gradients.console.warning import warn
+from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.options.budgets import BudgetError
+from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.pipeline.decide import decide
+from memory_saving_gradients.pipeline.why import missed
+from memory_saving_gradients.planning.stretches import fewer_stretches
+from memory_saving_gradients.planning.units import format_bytes
+from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.proving import compiler
+from memory_saving_gradients.reading.read import Reading
+from memory_saving_gradients.rewriting.rewrite import behind_gates, rewrite
+
+# The most plans that are compiled before the one of "memory" is tried.
+_ROUNDS = 3
+# The share of a budget that a compiled step should use, and the factor by which it may exceed it.
+_LEAST_USED = 0.95
+_NEARLY = 1.02
+# For "memory", these multiples of the lowest peak are compiled as well.
+_AROUND = (1.1, 1.25)
+# Recomputation is moved earlier, to save gates, only where at most this share of the peak is alive:
+# predictions are not accurate enough to go closer.
+_EARLY = 0.9
+# A step of at most this many ops compiles in about ten seconds.
+_SOON = 5_000
+
+
+def compiles_soon(reading: Reading, request: Request) -> bool:
+    """Whether the compiler is there, and takes no more than about ten seconds for the step."""
+    return len(reading.step.needed) <= _SOON and compiler.is_installed(request.device)
+
+
+def follow(reading: Reading, plan: Plan) -> list[str]:
+    """Rewrites a step by a plan; returns the names of what runs, in order."""
+    return rewrite(reading.in_order_of(plan.problem), plan.schedule)
+
+
+def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
+    """The plan that fits a budget best by XLA's own report; the graph is unchanged.
+
+    For "memory" it is the plan that needs least, of a few near the lowest predicted peak: XLA's
+    buffer assignment for tensors of many sizes cannot be predicted.
+
+    Args:
+        reading: the step.
+        plan: the first plan.
+        request: the user's request. A budget that is a share is one of what XLA allocates for the
+            plain step.
+
+    Raises:
+        BudgetError: `verify=True`, and no plan was found that keeps the budget.
+        CannotCompile: the compiler refuses the step.
+    """
+    budget = plan.budget_bytes
+    if isinstance(request.budget, float):
+        budget = int(request.budget * _temporary_bytes(reading, request))
+    target = compiler.target(request.device)
+
+    def compiled(plan: Plan) -> Plan:
+        with tf_private.all_or_nothing() as edits:
+            follow(reading, plan)
+            size = _temporary_bytes(reading, request)
+            while edits:  # it was rewritten only to be compiled
+                edits.pop()()
+        return dataclasses.replace(
+            plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
+        )
+
+    tried = _tried(reading, plan, request, compiled)
+    lowest = min(tried, key=_compiled_peak)
+    if budget is None:
+        return lowest
+    if fitting := [candidate for candidate in tried if _fits(candidate)]:
+        chosen = min(fitting, key=lambda candidate: candidate.overhead)
+        return _with_fewer_gates(chosen, compiled)
+    if request.verify:
+        raise missed(reading, budget, _compiled_peak(lowest), lowest)
+    warn(
+        f"memory_saving_gradients: XLA's compiler for {target} allocates "
+        f"{format_bytes(_compiled_peak(lowest))} for this step where {format_bytes(budget)} are "
+        "allowed. verify=True makes that an error"
+    )
+    return lowest
+
+
+def _tried(
+    reading: Reading, plan: Plan, request: Request, compiled: Callable[[Plan], Plan]
+) -> list[Plan]:
+    """Some plans as compiled: the given one, then others whose predicted peak is adjusted."""
+    tried = [compiled(plan)]
+    while (allowed := _next_peak(tried, request.strategy)) is not None:
+        try:
+            plan = decide(reading, dataclasses.replace(request, budget=allowed))
+        except BudgetError:
+            break
+        tried.append(compiled(plan))
+    if request.strategy == "budget" and not any(map(_fits, tried)):
+        # The plan of "memory" may fit nevertheless.
+        by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
+        tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
+    return tried
+
+
+def _next_peak(tried: list[Plan], strategy: str) -> int | None:
+    """The predicted peak to plan for next; None if the plans so far are enough."""
+    budget, size = tried[-1].budget_bytes, _compiled_peak(tried[-1])
+    if len(tried) == _ROUNDS:
+        return None
+    if budget is not None:
+        fits = _LEAST_USED * budget <= size <= _NEARLY * budget
+        return None if fits else int(tried[-1].peak_bytes * budget / max(size, 1))
+    return int(tried[0].peak_bytes * _AROUND[len(tried) - 1]) if strategy == "memory" else None
+
+
+def _with_fewer_gates(plan: Plan, compiled: Callable[[Plan], Plan]) -> Plan:
+    """The plan with stretches of recomputation joined where few bytes are alive, if that fits."""
+    most = int(_EARLY * plan.peak_bytes)
+    schedule = fewer_stretches(plan.problem, plan.schedule, most)
+    judged = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
+    if judged.schedule == plan.schedule:
+        return plan
+    fewer = compiled(
+        dataclasses.replace(
+            plan,
+            schedule=judged.schedule,
+            peak_bytes=judged.peak_bytes,
+            overhead=judged.overhead,
+            checkpoints=judged.checkpoints,
+            recomputed=judged.recomputed,
+        )
+    )
+    allowed = max(plan.budget_bytes or 0, _compiled_peak(plan))
+    return fewer if _compiled_peak(fewer) <= allowed else plan
+
+
+def _compiled_peak(plan: Plan) -> int:
+    return plan.compiled_peak_bytes or 0
+
+
+def _fits(plan: Plan) -> bool:
+    return plan.budget_bytes is None or _compiled_peak(plan) <= _NEARLY * plan.budget_bytes
+
+
+def _temporary_bytes(reading: Reading, request: Request) -> int:
+    """The bytes that XLA allocates for the step as it is now."""
+    step = reading.step
+    with shown(f"memory_saving_gradients: compiling {len(step.needed)} ops"), tf.init_scope():
+        returned = [*map(behind_gates, (step.target, *step.results))]
+        function, inputs = compiler.as_function(step, returned, reading.sizes)
+        return compiler.temporary_bytes(function, inputs, request.device)
