@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,16 @@ def _parser() -> argparse.ArgumentParser:
             parents=[everywhere],
         )
 
+    _add_report(add)
+    _add_max_batch(add)
+    return parser
+
+
+#: Makes the parser of a command from its name, what it does, and examples.
+_Add = Callable[..., argparse.ArgumentParser]
+
+
+def _add_report(add: _Add) -> None:
     report = add(
         "report",
         "report how much memory a model saves, what is kept, and what is alive at the peak",
@@ -87,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--json", type=Path, metavar="FILE", help="write the report as data")
     report.set_defaults(run=commands.report)
 
+
+def _add_max_batch(add: _Add) -> None:
     largest = add(
         "max-batch",
         "find the largest batch that trains in a given memory, plain and with recomputation",
@@ -96,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     largest.add_argument("--input-shape", **_INPUT_SHAPE)
     largest.add_argument("--memory", required=True, metavar="B", help='such as "11GB"')
     largest.set_defaults(run=commands.largest_batch)
-    return parser
 
 
 def _version() -> str:
