@@ -165,14 +165,9 @@ class _Part:
         self._name = called.name
         self._splits: dict[tuple, Split | None] = {}
 
-        recorded: list[Any] = []
-
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            with tf_private.TAPE(persistent=True) as tape:
-                tape.watch([t for t in tensors if is_differentiable(t)])
-                self._result = _as_it_is(called, tensors)
-            recorded[:] = tape, [t for t in flattened(self._result) if tf.is_tensor(t)]
-            return recorded[1]
+            self._result = _as_it_is(called, tensors)
+            return [t for t in flattened(self._result) if tf.is_tensor(t)]
 
         with inlined_calls():
             try:
@@ -187,8 +182,7 @@ class _Part:
         self.serves_one_call = calls.serves_one_call(traced.graph)
         self._in_a_loop = calls.keeps_the_last_round(traced.graph)
         self._body = traced.graph
-        # In graphs it is `tf.gradients` that adds in the order of the plain step.
-        self._traced = Traced.of(traced, *(recorded if tf.executing_eagerly() else ()))
+        self._traced = Traced.of(traced.graph)
         self._captured = [*traced.captured_inputs]
         self._variables = [*traced.graph.variables]
 

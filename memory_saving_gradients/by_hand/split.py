@@ -56,49 +56,18 @@ class Traced:
         effects: the original ops that run whether their outputs are needed or not.
         calls: by name, the original nodes of ops that call functions, and their numbers of outputs:
             differentiation adds outputs to loops and branches.
-        captured: the tensors outside that it captured, the last of its inputs.
-        tape: the persistent tape that it was traced under, if any.
-        results: its results as that tape knows them.
     """
 
     graph: Any
     effects: Sequence[tf.Operation]
     calls: Mapping[str, tuple[tf.compat.v1.NodeDef, int]]
-    captured: Sequence[tf.Tensor]
-    tape: tf.GradientTape | None
-    results: Sequence[tf.Tensor]
 
     @classmethod
-    def of(
-        cls,
-        function: Any,
-        tape: tf.GradientTape | None = None,
-        results: Sequence[tf.Tensor] = (),
-    ) -> Traced:
-        """A `ConcreteFunction` that has not been differentiated yet."""
-        ops = function.graph.get_operations()
+    def of(cls, graph: Any) -> Traced:
+        """A function that has not been differentiated yet."""
+        ops = graph.get_operations()
         called = {op.name: (op.node_def, len(op.outputs)) for op in ops if calls.calls(op)}
-        effects = [op for op in ops if not _is_free(op)]
-        return cls(function.graph, effects, called, function.captured_inputs, tape, results)
-
-    def gradients(
-        self, ys: Sequence[tf.Tensor], by: Collection[int], grad_ys: Sequence[tf.Tensor]
-    ) -> list:
-        """The gradients of some tensors by some inputs.
-
-        A tape adds the gradients of a tensor in another order than `tf.gradients`, so we use the
-        one that the plain step uses. A tape makes loops keep more, and does not know the tensors
-        that the function captured.
-        """
-        inputs = self.graph.inputs
-        given = len(inputs) - len(self.captured)
-        on_tape = all(i < given or inputs[i].dtype == tf.resource for i in by)
-        if self.tape is None or self.calls or not on_tape:
-            return tf_private.GRADIENTS(ys, [inputs[i] for i in by], grad_ys)
-        known = {t.name: r for t, r in zip(self.graph.outputs, self.results, strict=True)}
-        sources = [*inputs[:given], *self.captured]
-        targets = [known.get(y.name, y) for y in ys]
-        return self.tape.gradient(targets, [sources[i] for i in by], list(grad_ys))
+        return cls(graph, [op for op in ops if not _is_free(op)], called)
 
     def as_before(self, wanted: Iterable[tf.Tensor]) -> dict[str, tf.compat.v1.NodeDef]:
         """The original nodes of the calls whose added outputs `wanted` does not need, by name."""
@@ -135,14 +104,15 @@ def split(
     with body.as_default():
         ys = [t for t in results if is_differentiable(t)]
         grad_ys = [stand_in(y, f"grad_ys_{i}") for i, y in enumerate(ys)]
-        grads = traced.gradients(ys, by, grad_ys)
+        xs = [body.inputs[i] for i in by]
+        grads = tf_private.GRADIENTS(ys, xs, grad_ys)
         needed = _needed(body, grads, grad_ys)
         kept = _kept(body, needed, keep)
         seen = [t for t in kept if is_differentiable(t)] if again else []
         if seen:
             grad_seen = [stand_in(t, f"grad_ys_{len(ys) + i}") for i, t in enumerate(seen)]
             grad_ys = [*grad_ys, *grad_seen]
-            grads = traced.gradients([*ys, *seen], by, grad_ys)
+            grads = tf_private.GRADIENTS([*ys, *seen], xs, grad_ys)
             known = _Named(kept)
             needed = _needed(body, grads, grad_ys)
             kept += [t for t in _kept(body, needed, keep) if t not in known]

@@ -247,9 +247,6 @@ def keras_mode() -> Any:
 #: `ops.gradients.gradients`: 1.0 on.
 GRADIENTS = gradients.gradients
 
-#: `tf.GradientTape`, before anyone can replace it by ours. `eager.backprop.GradientTape`: 1.15 on.
-TAPE = backprop.GradientTape
-
 
 def gradient_functions() -> list[tuple[Any, str]]:
     """(module, name) of all functions by which TensorFlow and Keras compute or apply gradients.

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients import checkpoint
-from test_models import GPT
 from tests.cases import assert_same
 from tests.parts import (
     NETWORKS,
@@ -51,23 +50,6 @@ def test_eager_gradients_are_those_of_the_tape(network, persistent, policy, ws):
         ours = gradients_of(network, call, xs, persistent)
         # Eagerly, a loop adds the gradients of its rounds in another order.
         (assert_close if network is loops_and_branches else assert_same)(ours, plain)
-
-
-@pytest.mark.usefixtures("deterministic")
-def test_gradients_that_meet_in_a_part_are_added_as_the_tape_adds_them():
-    """Residuals and normalisations read a tensor several times."""
-    model = GPT(layers=2, width=32, length=16, vocabulary=64)
-    tokens = [tf.constant(model.example(2)[0])]
-    model.loss(*tokens)  # makes the variables
-
-    def gradients():
-        with tf.GradientTape() as tape:
-            loss = model.loss(*tokens)
-        return tape.gradient(loss, model.variables)
-
-    plain = gradients()
-    model.block = checkpoint
-    assert_same(gradients(), plain)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])

@@ -20,7 +20,7 @@ def traced(part, keep=lambda op: False, again=False):
     )
     inputs = [tf.ones((ROWS, WIDTH)), *concrete.captured_inputs]
     return split(
-        Traced.of(concrete),
+        Traced.of(concrete.graph),
         inputs,
         range(len(inputs)),
         keep,
