@@ -159,7 +159,12 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     belongs = {op: n for n, step in reversed([*enumerate(passes)]) for op in step.forward}
     beside: list[set[tf.Operation]] = [set() for _ in passes]
     for op in operations:
-        reads = max((belongs.get(t.op, -1) for t in op.inputs), default=-1)
+        # A constant may wait for an update beside the pass, and what reads it comes after both.
+        before = [
+            *order.made_of(op),
+            *(o for o in op.control_inputs if any(o in b for b in beside)),
+        ]
+        reads = max((belongs.get(other, -1) for other in before), default=-1)
         apart = op in needed or op in elsewhere or op in read_again
         if reads >= 0 and op in others and not apart:
             belongs[op] = reads

@@ -207,6 +207,19 @@ def test_there_are_many_kinds_of_layers():
     assert len(OPS) >= 70
 
 
+#: Networks that broke once, by what was wrong.
+BROKE = {
+    # A constant of the loss waits for an update that no gradient needs.
+    "an update beside the loss": [(name, (0, 0, 0)) for name in ("abs", "abs", "batch_norm")],
+}
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("network", BROKE.values(), ids=BROKE)
+def test_networks_that_broke(network):
+    compare(network, {"checkpoints": "memory"}, Setting(True, False, 1))
+
+
 @pytest.mark.usefixtures("deterministic")
 def test_random_networks():
     fuzz(20, derandomize=True, database=None)
