@@ -6,6 +6,8 @@ import pytest
 
 from scripts import resnet_demo
 
+pytestmark = pytest.mark.measured
+
 
 @pytest.mark.usefixtures("deterministic")  # which also takes back what the demo switches on
 def test_demo_writes_figures_and_results(tmp_path, capsys):

@@ -19,6 +19,8 @@ from tests.doors.test_tape import USES, X, as_written, assert_same, traced, weig
 from tests.keras_training import USES as KERAS_USES
 from tests.keras_training import train
 
+pytestmark = pytest.mark.measured
+
 __all__ = ["weights"]  # a fixture
 
 
@@ -51,7 +53,6 @@ LEFT = {"chain": 0.45, "gpt": 0.7, "resnet20": 0.75, "resnet50": 0.7, "densenet"
 @pytest.mark.parametrize(
     "name", [*list(LEFT)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LEFT)[1:])]
 )
-@pytest.mark.measured
 def test_xla_allocates_less(name):
     assert compiled_peak(make_step, name, "memory") < LEFT[name] * compiled_peak(
         make_step, name, "plain"
@@ -225,7 +226,6 @@ def planned(name, how="memory", unknown_batch=False, **options):
         pytest.param("resnet20", 0.6, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.measured
 def test_a_budget_is_one_for_what_xla_allocates(name, share):
     plan, step, inputs = planned(name, memory_budget=share)
     compiled = compiled_temporaries(step, *inputs)
@@ -249,7 +249,6 @@ def test_verify_says_what_xla_allocates():
     assert json.loads(plan.to_json())["compiled_peak_bytes"] == plan.compiled_peak_bytes
 
 
-@pytest.mark.measured
 def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():
     _, size = MODELS["chain"]
     plan, _, _ = planned("chain", unknown_batch=True, memory_budget=0.6, batch_size=size)
@@ -316,7 +315,6 @@ def test_a_budget_for_a_gpu_that_is_only_described():
     assert plan.compiled_for == "h100"
 
 
-@pytest.mark.measured
 def test_a_compiled_fit_within_a_budget():
     model, fit = KERAS_USES["transformer"]()
     model.jit_compile = True

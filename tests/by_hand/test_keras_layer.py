@@ -10,6 +10,8 @@ import memory_saving_gradients as msg
 from memory_saving_gradients.keras import Checkpoint
 from memory_saving_gradients.measure import function_peak
 
+pytestmark = pytest.mark.measured
+
 
 def block(width, policy=None, inside=True):
     body = keras.Sequential(
@@ -173,7 +175,6 @@ def make_step(inside):
     return lambda: model.train_on_batch(x, x)
 
 
-@pytest.mark.measured
 def test_an_eager_fit_takes_less_memory():
     ours, plain = (function_peak(make_step, inside) for inside in (True, False))
     assert ours < 0.6 * plain

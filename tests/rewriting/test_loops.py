@@ -126,6 +126,7 @@ def run(differentiate, steps, fed=None, **options):
         return made, peak, plans[-1] if plans else None
 
 
+@pytest.mark.measured
 def test_memory_grows_with_the_square_root_of_the_rounds():
     few, many = 32, 512
     plain = [run(tf.gradients, steps)[1] for steps in (few, many)]

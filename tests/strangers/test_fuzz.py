@@ -14,6 +14,8 @@ from memory_saving_gradients import BudgetError
 from tests.strangers.layers import LAYERS
 from tests.strangers.steps import WAYS, without_grappler
 
+pytestmark = pytest.mark.measured
+
 BATCH, FEATURES = 8, 16
 #: Layers that the input of a network flows through.
 CHAINED = sorted(name for name, entry in LAYERS.items() if entry.flows and len(entry.shapes) < 4)

@@ -8,6 +8,8 @@ from memory_saving_gradients import BudgetError, GradientTape, get_plans
 from tests.strangers.steps import WAYS, asked_for, compare, loss_of, todays
 from tests.strangers.zoo import ZOO, specified
 
+pytestmark = pytest.mark.measured
+
 #: Of these a real step is run, too.
 RUN = """MobileNetV2 EfficientNetB0 ResNet50V2 ConvNeXtTiny DenseNetBackbone BertBackbone
 GPT2Backbone LlamaBackbone ViTBackbone T5Backbone""".split()
