@@ -31,11 +31,11 @@ def leading_to(
     wanted: Iterable[tf.Operation],
     before: Callable[[tf.Operation], Iterable[tf.Operation]] = made_of,
 ) -> dict[tf.Operation, None]:
-    """These ops and all that they depend on, in the order of a walk backwards.
+    """These ops and all that a walk from them reaches, in its order; backwards by default.
 
     Args:
         wanted: the ops to begin with.
-        before: the ops that an op depends on; by default those whose outputs it reads.
+        before: from an op to the next ones of the walk; by default those whose outputs it reads.
     """
     reached: dict[tf.Operation, None] = {}
     waiting = [*wanted]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import networkx as nx
 import tensorflow as tf
@@ -154,16 +154,14 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
             others.add_edges_from((other, op) for other in order.waits_for(op))
     updates = {other for op in needed for other in op.control_inputs if other not in needed}
     others.add_nodes_from(updates | new)
-    elsewhere = _reached(new, others.successors)
-    read_again = _reached(updates, others.predecessors)
+    elsewhere = {*order.leading_to(new, others.successors)}
+    read_again = {*order.leading_to(updates, others.predecessors)}
     belongs = {op: n for n, step in reversed([*enumerate(passes)]) for op in step.forward}
     beside: list[set[tf.Operation]] = [set() for _ in passes]
     for op in operations:
         # A constant may wait for an update beside the pass, and what reads it comes after both.
-        before = [
-            *order.made_of(op),
-            *(o for o in op.control_inputs if any(o in b for b in beside)),
-        ]
+        waits = (other for other in op.control_inputs if other not in needed)
+        before = [*order.made_of(op), *waits]
         reads = max((belongs.get(other, -1) for other in before), default=-1)
         apart = op in needed or op in elsewhere or op in read_again
         if reads >= 0 and op in others and not apart:
@@ -172,7 +170,7 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     if len(passes) > 1:  # an op after one pass may come before another
         pairs = zip(passes, beside, strict=True)
         return [dataclasses.replace(step, beside=frozenset(ops)) for step, ops in pairs]
-    leads = _reached(elsewhere, others.predecessors)
+    leads = {*order.leading_to(elsewhere, others.predecessors)}
     return [_with(passes[0], beside[0], leads - read_again, read_again, tangents)]
 
 
@@ -195,20 +193,7 @@ def _made_for_others(
         for t in op.outputs
         if t.name in returned or not created.issuperset(t.consumers())
     }
-    return _reached(read, lambda op: order.waits_for(op) & left)
-
-
-def _reached(
-    begin: Collection[tf.Operation],
-    onwards: Callable[[tf.Operation], Iterable[tf.Operation]],
-) -> set[tf.Operation]:
-    """These ops and all that can be reached from them."""
-    reached, waiting = set(begin), list(begin)
-    while waiting:
-        new = {op for op in onwards(waiting.pop()) if op not in reached}
-        reached |= new
-        waiting += new
-    return reached
+    return {*order.leading_to(read, lambda op: order.waits_for(op) & left)}
 
 
 def with_updates(step: BackwardPass, updates: tf.Operation) -> BackwardPass:
@@ -256,7 +241,7 @@ def _with(
     # The tangents of activations belong to the forward pass.
     others = {*beside, *after}
     read = {t.op for op in tangents for t in op.inputs if t.op in beside}
-    forward = _reached(read, lambda op: order.waits_for(op) & others)
+    forward = {*order.leading_to(read, lambda op: order.waits_for(op) & others)}
     return dataclasses.replace(
         step,
         needed=step.needed | forward,
