@@ -34,7 +34,8 @@ def parts(plan, folder):
     plan.save_timeline(folder / "timeline.html")
     html = (folder / "timeline.html").read_text(encoding="utf-8")
     (data,) = re.findall(r'<script type="application/json" id="data">(.*)</script>', html)
-    (script,) = re.findall(r"<script>(.*)</script>", html, re.DOTALL)
+    # A module, for its names are its own: a `const top` beside the browser's stops a plain script.
+    (script,) = re.findall(r'<script type="module">(.*)</script>', html, re.DOTALL)
     return data, script
 
 
