@@ -15,7 +15,7 @@ from memory_saving_gradients.report import facts, page
 from tests.report.plans import CASES, are_recomputed, plan_of
 
 # As much of a browser as the page asks for. A pixel is narrower than any run of an op.
-WIDTH = 10_000_080
+WIDTH = 10_000_096
 BROWSER = """
 const elements = {};
 const drawn = new Proxy({}, {get: (target, name) => name in target ? target[name] : () => {}});
@@ -24,7 +24,7 @@ globalThis.document = {getElementById: id => elements[id] ??= {
 globalThis.window = {};
 document.getElementById("data").textContent = require("fs").readFileSync(0, "utf8");
 """
-LEFT, RIGHT = 72, 8  # of the curves lie the labels
+LEFT, RIGHT = 72, 24  # of the curves lie the labels
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
 
