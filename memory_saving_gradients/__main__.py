@@ -106,7 +106,9 @@ def _add_max_batch(add: _Add) -> None:
     )
     largest.add_argument("target", metavar="TARGET")
     largest.add_argument("--input-shape", **_INPUT_SHAPE)
-    largest.add_argument("--memory", required=True, metavar="B", help='such as "11GB"')
+    largest.add_argument(
+        "--memory", type=_budget, required=True, metavar="B", help='such as "11GB"'
+    )
     largest.set_defaults(run=commands.largest_batch)
 
 

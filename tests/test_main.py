@@ -148,7 +148,7 @@ def test_a_saved_model(folder, capsys):
             "1.0 MB cannot be met",
         ),
         (["max-batch", TARGET, "--memory", "1MB"], 1, "does not hold the variables"),
-        (["max-batch", TARGET, "--memory", "0.5"], 1, "memory must be a number of bytes"),
+        (["max-batch", TARGET, "--memory", "0.5"], 1, 'memory must be bytes, such as "11GB"'),
         (["report", "broken.keras"], 1, "broken.keras is no .keras file"),
         (["report", TARGET, "--json", "nodir/r.json"], 1, "there is no folder nodir"),
     ],

@@ -69,6 +69,8 @@ def parse_budget(budget: Any, name: str = "memory_budget") -> int | float | OfDe
     if isinstance(budget, str) and budget.strip().lower().endswith("device"):
         return _of_device(budget)
     if isinstance(budget, str):
+        if meant := _share_meant(budget):
+            raise ValueError(f"{name}={budget!r}: did you mean the number {meant:g}?")
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?i?)b?\s*", budget.lower())
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"{name} {_UNDERSTOOD}; got {budget!r}")
@@ -90,6 +92,13 @@ def parse_budget(budget: Any, name: str = "memory_budget") -> int | float | OfDe
     if value <= 0:
         raise ValueError(f"{name} {_UNDERSTOOD}; got {budget!r}, which is not above 0")
     return value
+
+
+def _share_meant(budget: str) -> float | None:
+    """What "0.5" or "50%" surely mean."""
+    match = re.fullmatch(r"\s*(\d*\.?\d+)\s*(%?)\s*", budget)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    return share if 0 < share < 1 else None
 
 
 def _of_device(budget: str) -> OfDevice:

@@ -90,9 +90,10 @@ def check_checkpoints(checkpoints: Any) -> None:
         or isinstance(checkpoints, tf.Tensor | tf.Operation | re.Pattern)
         or (isinstance(checkpoints, Iterable) and not isinstance(checkpoints, dict))
     ):
+        hint = f". Did you mean memory_budget={checkpoints}?" * isinstance(checkpoints, float)
         raise TypeError(
             f"checkpoints must be a strategy, a function, or a list of tensors and names, "
-            f"got {checkpoints!r} of type {type(checkpoints).__name__}"
+            f"got {checkpoints!r} of type {type(checkpoints).__name__}{hint}"
         )
 
 

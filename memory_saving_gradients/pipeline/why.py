@@ -53,7 +53,8 @@ def unreachable(
     if bounded:
         ways.append("raise max_recompute")
     if given:
-        ways.append(f"leave out checkpoints: the {len(given)} that were given are kept as well")
+        kept = f"the {len(given)} that were given are kept as well"
+        ways.append(f'say checkpoints="memory": {kept}')
     if 2 * weights < all_bytes:
         fits = _fitting_batch(reading, schedule, budget)
         ways.append(

@@ -75,6 +75,12 @@ def test_budgets_that_are_not(said, error):
         parse_budget(said)
 
 
+@pytest.mark.parametrize("said", ["0.5", "50%"])
+def test_a_share_that_is_written_as_a_string_is_pointed_out(said):
+    with pytest.raises(ValueError, match=r"did you mean the number 0\.5\?"):
+        parse_budget(said)
+
+
 def chain():
     return build_v1(Chain(16, 64), 512)
 
@@ -244,8 +250,10 @@ def test_that_given_checkpoints_are_kept_is_said_where_a_budget_cannot_be_met(gr
     tanhs = [op.outputs[0] for op in graph.get_operations() if op.type == "Tanh"]
     for tensor in tanhs:
         tf.compat.v1.add_to_collection("checkpoints", tensor)
-    with pytest.raises(BudgetError, match=rf"the {len(tanhs)} that were given are kept as well"):
-        gradients(step.loss, step.variables, memory_budget=0.2)
+    said = rf'say checkpoints="memory": the {len(tanhs)} that were given are kept as well'
+    with pytest.raises(BudgetError, match=said):
+        gradients(step.loss, step.variables, memory_budget=0.35)
+    gradients(step.loss, step.variables, checkpoints="memory", memory_budget=0.35)
 
 
 def test_speed_with_a_budget_repeats_no_product(graph):

@@ -63,6 +63,7 @@ CHECKPOINTS = {
     "empty string": ("", ValueError, "unknown strategy"),
     "None": (None, TypeError, "got None"),
     "a number": (3, TypeError, "got 3"),
+    "a share": (0.5, TypeError, r"Did you mean memory_budget=0\.5\?"),
     "a truth value": (True, TypeError, "got True"),
     "a dictionary": ({"layer3": 1}, TypeError, "got {"),
     "bytes": ([b"layer3"], TypeError, "got b'layer3'"),
