@@ -1,7 +1,7 @@
 """The cheapest schedule within a budget, and the schedule of the lowest peak.
 
-A search (`anneal`) starts from several promising schedules: the plain step, the tensors that the
-one-cut program keeps, nested segments, cuts. It then continues from the best result.
+A search (`anneal`) starts from several promising schedules: the tensors that the one-cut program
+keeps, nested segments, cuts, cheap recomputation. It then continues from the best result.
 
 The search is randomised, so its result need not be optimal. `bounds` bounds the distance from the
 optimum.
@@ -25,11 +25,6 @@ from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.progress import reported
 from memory_saving_gradients.planning.reorder import reordered
 from memory_saving_gradients.planning.simulate import simulate
-
-# The budgets of the starting schedules, as shares of the real one: the one-cut program ignores
-# transient bytes, and nested segments ignore some of them.
-_KEPT = (1.0, 0.7)
-_NESTED = (1.0, 0.9)
 
 # For problems of more ops than this, the solver would take most of the planning time.
 _LARGEST_PROGRAM = 30_000
@@ -87,10 +82,10 @@ def within(
     for plain in (range(len(problem.ops)), baseline(problem)):
         if simulate(problem, plain).peak <= budget or not problem.may_repeat.any():
             return plain
-    kept_sets, bound = _one_cut(problem, budget)
+    kept, bound = _one_cut(problem, budget)
     if bound == math.inf or budget < least_peak(problem):
         return known or lowest(problem, most_runs)
-    starts = [*_starts(problem, budget, kept_sets), _lowest_of_cheap(problem, most_runs)]
+    starts = [*_starts(problem, budget, kept), _lowest_of_cheap(problem, most_runs)]
     starts += [known] if known else []
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     schedules = [
@@ -240,25 +235,19 @@ def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
     return dataclasses.replace(problem, ops=ops)
 
 
-def _starts(
-    problem: Problem, budget: int, kept_sets: Iterable[Collection[int]]
-) -> Iterator[Schedule]:
-    """The schedules to start a search from."""
-    yield range(len(problem.ops))
-    for tensors in kept_sets:
-        yield keeping(problem, tensors)
-    nested = Nested(problem, budget)
-    yield from (schedule for share in _NESTED for schedule in nested.within(share * budget))
+def _starts(problem: Problem, budget: int, kept: Collection[int]) -> Iterator[Schedule]:
+    """The schedules to start a search from; the first one keeps the given tensors, if any."""
+    if kept:
+        yield keeping(problem, kept)
+    yield from Nested(problem, budget).within(budget)
     cuts = Segments(problem).cuts_for(budget)
     if cuts:
         yield keeping(problem, kept_at(problem, cuts))
 
 
-def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
-    """The sets of tensors that the one-cut program keeps, and its bound on the overhead."""
+def _one_cut(problem: Problem, budget: int) -> tuple[set[int], float]:
+    """The tensors that the one-cut program keeps, and its bound on the overhead."""
     if len(problem.ops) > _LARGEST_PROGRAM:
-        return [], 0.0
-    program = one_cut(problem)
-    cuts = [program.solve(int(budget * factor)) for factor in _KEPT]
-    sets = [set(np.flatnonzero(cut.kept > 0.5).tolist()) for cut in cuts]
-    return [kept for kept in sets if kept], cuts[0].overhead
+        return set(), 0.0
+    cut = one_cut(problem).solve(budget)
+    return set(np.flatnonzero(cut.kept > 0.5).tolist()), cut.overhead

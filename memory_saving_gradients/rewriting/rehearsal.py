@@ -38,7 +38,7 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
     written = step.graph.as_graph_def()
     fetches = [t.name for t in step.results]
     try:
-        optimized = tf_private.optimized(written, fetches)
+        optimized = tf_private.optimized(written, fetches, whole=False)
     except tf.errors.OpError:
         return 0
     sizes: dict[str, int] = {}
