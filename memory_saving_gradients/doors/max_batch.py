@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import html
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,10 +24,11 @@ from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.report.summary import rendered
 
-# The batch size that is read first; the largest that is searched; the relative accuracy of an
-# answer; and the factor by which an answer is reduced if planning at its size shows that it does
-# not fit.
-_FIRST = 32
+# The batch sizes that are read first; by which factor an answer may differ from a size that was
+# read; the largest that is searched; the relative accuracy of an answer; and the factor by which an
+# answer is reduced if planning at its size shows that it does not fit.
+_FIRST = (32, 512)
+_NEAR = 8
 _LARGEST = 2**20
 _CLOSE = 0.02
 _STEP = 0.99
@@ -76,8 +78,8 @@ def max_batch(
 ) -> MaxBatch:
     """The largest batch that fits into a given memory, plain and with recomputation.
 
-    The step is traced and planned; nothing runs. The peak grows nearly linearly with the batch,
-    which guides the search; each answer is then planned at exactly that size.
+    The step is traced and planned; nothing runs. Each answer is planned at exactly that size. The
+    shapes are inferred at a few sizes, and are taken to be linear in the batch between them.
 
     We count the predicted peak of the step, all its variables (weights, the state of the optimizer
     and the metrics) and the inputs. Other memory of a device (the framework itself, workspaces of a
@@ -146,19 +148,37 @@ _WAYS |= {name: functools.partial(lowest, max_overhead=most) for name, most in _
 
 
 class _Search:
-    """Searches batch sizes by scaling one reading of the step, and plans again at each answer."""
+    """Searches batch sizes by a schedule for one of them, and plans again at each answer."""
 
     def __init__(self, step: Step, allowed: int) -> None:
         self._step = step
         self._allowed = allowed
-        self._first = step.readings(_FIRST)
-        if any(reading.batch_size is None for reading in self._first):
+        self._read: dict[int, list[Problem]] = {}
+        for batch in _FIRST:
+            self._read_at(batch)
+        self._planned = functools.cache(functools.partial(self._taken, anew=True))
+        self._predicted = functools.cache(functools.partial(self._taken, anew=False))
+        self._schedules: dict[str, tuple[tuple[int, int], list[Schedule]]] = {}
+
+    def _read_at(self, batch: int) -> None:
+        readings = self._step.readings(batch)
+        if any(reading.batch_size is None for reading in readings):
             raise ValueError(
                 "the step fixes the batch of its inputs: leave their first dimension None"
             )
-        self._planned = functools.cache(functools.partial(self._taken, anew=True))
-        self._predicted = functools.cache(functools.partial(self._taken, anew=False))
-        self._schedules: dict[str, list[Schedule]] = {}
+        self._read[batch] = [reading.problem for reading in readings]
+
+    def _line(self, batch: int) -> tuple[int, int]:
+        """The two batches nearest to a batch that were read."""
+        near, far = sorted(self._read, key=lambda known: abs(math.log(batch / known)))[:2]
+        return near, far
+
+    def _problems(self, batch: int, line: tuple[int, int]) -> list[Problem]:
+        """The step at a batch, on the line through two batches that were read."""
+        near, far = line
+        share = (batch - near) / (far - near)
+        pairs = zip(self._read[near], self._read[far], strict=True)
+        return [one.toward(other, share) for one, other in pairs]
 
     def largest(self, name: str, known: int) -> Largest:
         """The largest batch that fits in a way: predicted, then planned at exactly that size.
@@ -168,6 +188,8 @@ class _Search:
             known: a batch that fits; 0 for none.
         """
         batch = self._search(name, known)
+        if batch and all(abs(math.log(batch / read)) > math.log(_NEAR) for read in self._read):
+            self._read_at(batch)
         answer = self._planned(name, batch) if batch else None
         while answer and not self._fits(answer):
             batch = int(batch * min(_STEP, self._allowed / answer.bytes))
@@ -176,15 +198,19 @@ class _Search:
             return Largest(0, self._step.variables_bytes, 0.0, 0.0)
         fixed = self._step.variables_bytes
         larger = int(answer.batch_size * (self._allowed - fixed) / max(answer.bytes - fixed, 1))
-        if (1 + _CLOSE) * answer.batch_size < larger <= _LARGEST:
+        while (1 + _CLOSE) * answer.batch_size < larger <= _LARGEST:
             more = self._planned(name, larger)
-            answer = more if self._fits(more) else answer
+            if self._fits(more):
+                return more
+            larger = (answer.batch_size + larger) // 2
         return answer
 
     def _search(self, name: str, known: int) -> int:
         """Nearly the largest batch that is predicted to fit; 0 if none is."""
         # Plan for a larger batch than fits plain: in a small one activations hardly count.
-        self._schedules[name] = [_WAYS[name](one) for one in self._grown(max(1, 2 * known))]
+        first = max(1, 2 * known)
+        line = self._line(first)
+        self._schedules[name] = line, [*map(_WAYS[name], self._problems(first, line))]
         low, high = known, max(1, 2 * known)
         while high <= _LARGEST and self._fits(self._predicted(name, high)):
             low, high = high, 2 * high
@@ -199,18 +225,12 @@ class _Search:
     def _fits(self, answer: Largest) -> bool:
         return answer.bytes <= self._allowed
 
-    def _grown(self, batch: int) -> list[Problem]:
-        more = batch - _FIRST
-        return [reading.problem.grown(reading.growth, more) for reading in self._first]
-
     def _taken(self, name: str, batch: int, anew: bool) -> Largest:
         """The memory and cost of a batch: planned anew, or by the schedules of another batch."""
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
-        if anew:
-            problems = [reading.problem for reading in self._step.readings(batch)]
-            schedules = [_WAYS[name](problem) for problem in problems]
-        else:
-            problems, schedules = self._grown(batch), self._schedules[name]
+        line, schedules = (self._line(batch), []) if anew else self._schedules[name]
+        problems = self._problems(batch, line)
+        schedules = schedules or [*map(_WAYS[name], problems)]
         taken = [
             min((plain_peak(problem), float(problem.costs.sum())), _judged(problem, schedule))
             for problem, schedule in zip(problems, schedules, strict=True)

@@ -15,7 +15,7 @@ from memory_saving_gradients.doors.patching import patch
 from memory_saving_gradients.graph.shapes import InputSizes, bytes_of
 from memory_saving_gradients.options.options import Options, Request
 from memory_saving_gradients.pipeline.loops import predicted_plan
-from memory_saving_gradients.pipeline.save import looking
+from memory_saving_gradients.pipeline.save import looking, no_garbage_collection
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading, read
@@ -42,11 +42,13 @@ class Step:
     example_bytes: int
     traced: Any = dataclasses.field(repr=False)
 
+    @no_garbage_collection()
     def readings(self, batch_size: int) -> list[Reading]:
         """Each backward pass as a problem, for a batch of that size."""
         sizes = InputSizes(batch_size)
         return [read(step, request.cost_model, sizes) for step, request in self.passes]
 
+    @no_garbage_collection()
     def plans(self, batch_size: int) -> list[Plan]:
         """The plans for the requests, for a batch of that size.
 
@@ -62,6 +64,7 @@ class Step:
         return plans
 
 
+@no_garbage_collection()
 def traced_step(step: Any, example: Any = None, options: Options | None = None) -> Step:
     """Traces a step for batches of any size.
 
@@ -156,10 +159,17 @@ def step_of_model(model: Any, example: Any = None) -> tuple[Callable[..., Any], 
             return tape.gradient(loss, model.trainable_variables)
 
         return step, (x,)
+    _build_optimizer(model)
     if y is None:
         outputs = _outputs(model, None if example is None else x)
         y = _targets(tf.nest.map_structure(_any_batch, outputs), model.loss)
     return lambda x, y: model.train_step((x, y)), (x, tf.nest.map_structure(_any_batch, y))
+
+
+def _build_optimizer(model: Any) -> None:
+    """Makes the optimizer's variables, so that they do not cost a second, slow trace."""
+    if model.built and not getattr(model.optimizer, "built", True):
+        model.optimizer.build(model.trainable_variables)
 
 
 def _symbolic(model: Any, what: str) -> Any:

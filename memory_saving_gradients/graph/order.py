@@ -47,6 +47,11 @@ def leading_to(
     return reached
 
 
+def needed(wanted: Iterable[tf.Operation]) -> dict[tf.Operation, None]:
+    """These ops and all that they wait for, by data or by control edges."""
+    return leading_to(wanted, waits_for)
+
+
 def dependencies(
     wanted: Iterable[tf.Operation], within: Callable[[tf.Operation], bool] = lambda op: True
 ) -> nx.DiGraph:
@@ -149,6 +154,6 @@ def of_new_variables(graph: tf.Graph) -> set[tf.Operation]:
     is_new = [op for op in graph.get_operations() if op.type == "VarIsInitializedOp"]
     assigns = [op for new in is_new for op in new.outputs[0].consumers() if op.type == "If"]
     return {
-        *dependencies(assigns),
+        *needed(assigns),
         *(op for assign in assigns for op in readers_through_views(assign.outputs[0])),
     }

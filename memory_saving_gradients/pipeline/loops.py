@@ -191,7 +191,7 @@ def run_in_segments(
         step,
         new=step.new | added,
         reordered=(*step.reordered, *reordered),
-        needed=frozenset(order.dependencies(t.op for t in step.results)),
+        needed=frozenset(order.needed(t.op for t in step.results)),
     )
 
 

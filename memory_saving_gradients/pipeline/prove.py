@@ -231,7 +231,7 @@ def _measured(reading: Reading, plan: Plan) -> tuple[int, Plan]:
     Without oneDNN, tensors are in the C library's heap, and the growth of the process depends on
     what it ran before, so we do not use it.
     """
-    operations = order.dependencies(t.op for t in reading.step.results)
+    operations = order.needed(t.op for t in reading.step.results)
     shapes = Shapes([*operations], reading.sizes)
     with (
         shown("memory_saving_gradients: measuring a run"),

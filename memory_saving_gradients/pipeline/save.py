@@ -178,7 +178,7 @@ def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
         looked_at += [(call.backward, call.request) for call in _joined(asked)]
         return {}
     try:
-        with _no_garbage_collection(), graph.as_default(), tf_private.all_or_nothing():
+        with no_garbage_collection(), graph.as_default(), tf_private.all_or_nothing():
             outcomes = list(plan_and_rewrite(_joined(asked)))
     except tf_private.Refusal:
         raise
@@ -211,7 +211,7 @@ def _save_memory(asked: Sequence[Call]) -> dict[str, tf.Tensor]:
 def _after_last_reads(call: Call, moved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """By name of a gradient with respect to reference variables, the tensor that replaces it."""
     results = {t.name: moved.get(t.name, t) for t in call.backward.results}
-    step = order.dependencies(t.op for t in results.values())
+    step = order.needed(t.op for t in results.values())
     return {
         name: references.after_last_read(results[name], variables, step)
         for name, variables in call.variables.items()
@@ -230,7 +230,7 @@ def looking() -> Iterator[list[tuple[BackwardPass, Request]]]:
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Disables garbage collection: traversing the cycles of a graph takes longer than planning."""
     enabled = gc.isenabled()
     gc.disable()

@@ -266,6 +266,33 @@ class Problem:
         )
         return dataclasses.replace(self, tensors=tensors, ops=ops)
 
+    def toward(self, other: Problem, share: float) -> Problem:
+        """The step at another batch, with bytes and costs on the line through two batches.
+
+        Args:
+            other: the same step at another batch.
+            share: how far to go: 0 is the batch of this one, 1 that of the other.
+        """
+        size = {tensor.name: tensor.bytes for tensor in other.tensors}
+        there = {op.name: op for op in other.ops}
+
+        def on_line(here: float, there: float) -> float:
+            return max(0.0, here + share * (there - here))
+
+        tensors = tuple(
+            dataclasses.replace(t, bytes=round(on_line(t.bytes, size.get(t.name, t.bytes))))
+            for t in self.tensors
+        )
+        ops = tuple(
+            dataclasses.replace(
+                op,
+                workspace=round(on_line(op.workspace, there.get(op.name, op).workspace)),
+                cost=on_line(op.cost, there.get(op.name, op).cost),
+            )
+            for op in self.ops
+        )
+        return dataclasses.replace(self, tensors=tensors, ops=ops)
+
 
 def _edges(rows: Sequence[Sequence[int]], fits: Sequence[bool]) -> Edges:
     start = np.cumsum([0, *map(len, rows)])

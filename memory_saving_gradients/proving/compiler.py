@@ -98,7 +98,7 @@ def as_function(
         CannotCompile: it is part of another function, whose variables are not known.
     """
     graph = step.graph
-    operations = [*order.dependencies(t.op for t in returned)]
+    operations = [*order.needed(t.op for t in returned)]
     shapes = Shapes(operations, given)
     captured = tf_private.captured(graph)
     placeholders = [op.outputs[0] for op in operations if op.type == "Placeholder"]

@@ -91,7 +91,7 @@ class BackwardPass:
         """
         graph = results[0].graph
         operations = graph.get_operations()
-        needed = frozenset(order.dependencies(t.op for t in results))
+        needed = frozenset(order.needed(t.op for t in results))
         new = frozenset(operations[first_new:])
         kind = Xla if tf_private.in_xla(graph) else Executor  # known only during the trace
         runtime = kind(described(device))
@@ -203,7 +203,7 @@ def with_updates(step: BackwardPass, updates: tf.Operation) -> BackwardPass:
         step: the backward pass.
         updates: the op of an optimizer that updates the variables by its gradients.
     """
-    after = frozenset(order.dependencies([updates])) - step.needed - step.new
+    after = frozenset(order.needed([updates])) - step.needed - step.new
     touched = (t for op in after for t in (*op.inputs, *op.outputs))
     if any(map(tf_private.is_reference, touched)):
         return step  # reads of such a variable could overlap with its update

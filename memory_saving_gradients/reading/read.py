@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import networkx as nx
 import numpy as np
@@ -51,7 +51,8 @@ class Reading:
             the trace.
         sizes: what is known of the shapes of the inputs.
         batch_size: the first dimension of the inputs, if the graph leaves it unknown.
-        growth: the bytes per example of each tensor, then of each op's scratch space.
+        growing: returns the bytes per example of each tensor, and of each op's scratch space, by
+            name; nothing if the graph fixes the batch.
     """
 
     step: BackwardPass
@@ -67,7 +68,14 @@ class Reading:
     unordered: frozenset[str]
     sizes: InputSizes = NOTHING_GIVEN
     batch_size: int | None = None
-    growth: tuple[float, ...] = ()
+    growing: Callable[[], dict[str, float]] = dict
+
+    @functools.cached_property
+    def growth(self) -> tuple[float, ...]:
+        """The bytes per example of each tensor, then of each op's scratch space."""
+        growing = self.growing()
+        names = [t.name for t in self.problem.tensors] + [op.name for op in self.problem.ops]
+        return tuple(growing[name] for name in names if growing)
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -100,7 +108,6 @@ class Reading:
             self,
             problem=self.problem.reordered(sequence),
             operations=[self.operations[i] for i in sequence],
-            growth=_reordered(self.growth, len(problem.tensors), sequence),
         )
 
 
@@ -133,12 +140,12 @@ def read(
         and not walk.buffers.is_view(op)
         and touches(op, tensor_of, walk.buffers)
     ]
-    costs = _costs(walk, ops, tensors, cost_model)
+    costs = _costs(walk, ops, cost_model)
     conditional = restrictions.conditional(ordered)
     forward = [op for op in ordered if op not in walk.backward]
     pinned = restrictions.pinned(forward, conditional, walk.buffers, step) | walk.from_the_start
     problem = _problem(walk, ops, pinned, inputs_of, tensor_of, tensors, costs)
-    problem, ops, growth = _in_backward_order(walk, problem, ops, costs.growth)
+    problem, ops = _in_backward_order(walk, problem, ops)
     execution = Execution(step.runtime, executed, ordered, problem, ops, costs.seconds)
     problem = execution.problem()
     # The backward passes of several losses may also run one after another.
@@ -167,7 +174,7 @@ def read(
         unordered=frozenset(op.name for op in apart),
         sizes=sizes,
         batch_size=walk.shapes.batch_size,
-        growth=growth,
+        growing=functools.cache(functools.partial(_growing, walk, tensors, ops)),
     )
 
 
@@ -227,20 +234,16 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
 
 @dataclasses.dataclass(frozen=True)
 class _Costs:
-    """Seconds and bytes of scratch space of ops, by name, and `Reading.growth`."""
+    """Seconds and bytes of scratch space of ops, by name."""
 
     seconds: dict[str, float]
     workspaces: dict[str, int]
-    growth: tuple[float, ...]
 
 
-def _costs(
-    walk: _Walk, ops: Sequence[tf.Operation], tensors: Sequence[Tensor], cost_model: str
-) -> _Costs:
+def _costs(walk: _Walk, ops: Sequence[tf.Operation], cost_model: str) -> _Costs:
     runtime, shapes = walk.step.runtime, walk.shapes
     seconds = estimate_seconds(ops, shapes, runtime.device)
     workspaces = {op.name: runtime.scratch(op, shapes) for op in ops}
-    growth = _growth(walk, tensors, ops, workspaces)
     for op in ops:
         if calls.bodies(op):
             seconds[op.name], workspaces[op.name] = of_calls(op, runtime, walk.graph, shapes)
@@ -251,7 +254,7 @@ def _costs(
             if op.name in measured:
                 allocated = measured[op.name].workspace
                 workspaces[op.name] = max(0, allocated - runtime.untouched(op, shapes))
-    return _Costs(seconds, workspaces, growth)
+    return _Costs(seconds, workspaces)
 
 
 def _problem(
@@ -294,9 +297,9 @@ def _problem(
 
 
 def _in_backward_order(
-    walk: _Walk, problem: Problem, ops: list[tf.Operation], growth: tuple[float, ...]
-) -> tuple[Problem, list[tf.Operation], tuple[float, ...]]:
-    """All three, with the backward pass in an order that keeps few bytes alive."""
+    walk: _Walk, problem: Problem, ops: list[tf.Operation]
+) -> tuple[Problem, list[tf.Operation]]:
+    """Both, with the backward pass in an order that keeps few bytes alive."""
     waits = _waits(walk.graph, walk.operations, ops)
     first = problem.forward_count
     at_once = [i for i in range(first) if ops[i] in walk.from_the_start]
@@ -308,8 +311,7 @@ def _in_backward_order(
     if walk.step.runtime.obeys_control_edges:
         problem = dataclasses.replace(problem, waits=tuple(tuple(sorted(w)) for w in waits))
     sequence = [*range(first), *sequence]
-    growth = _reordered(growth, len(problem.tensors), sequence)
-    return problem.reordered(sequence, late), [ops[i] for i in sequence], growth
+    return problem.reordered(sequence, late), [ops[i] for i in sequence]
 
 
 def _has_several_losses(walk: _Walk) -> bool:
@@ -357,35 +359,27 @@ def _waits(
     return by_index
 
 
-def _growth(
-    walk: _Walk,
-    tensors: Sequence[Tensor],
-    ops: Sequence[tf.Operation],
-    workspaces: Mapping[str, int],
-) -> tuple[float, ...]:
-    """The bytes per example of each tensor, then of each op's scratch space.
+def _growing(
+    walk: _Walk, tensors: Sequence[Tensor], ops: Sequence[tf.Operation]
+) -> dict[str, float]:
+    """The bytes per example of each tensor, and of each op's scratch space, by name.
 
-    They are close to linear in the batch, so we compare two batch sizes.
+    They are close to linear in the batch, so we compare two batch sizes. That takes nearly as long
+    as reading, as all shapes are inferred once more.
     """
     step, shapes = walk.step, walk.shapes
     if shapes.batch_size is None:
-        return ()
+        return {}
     larger = Shapes(walk.operations, shapes.given.times(_GROWN, shapes.batch_size))
     buffers = Buffers(walk.operations, larger, step.runtime, step.to_end)
-    then = [buffers.bytes(step.graph.get_tensor_by_name(tensor.name)) for tensor in tensors]
-    then += [step.runtime.scratch(op, larger) for op in ops]
-    now = [*(tensor.bytes for tensor in tensors), *(workspaces[op.name] for op in ops)]
     more = (_GROWN - 1) * shapes.batch_size
-    return tuple((b - a) / more for a, b in zip(now, then, strict=True))
+    made = ((t, step.graph.get_tensor_by_name(t.name)) for t in tensors)
+    grown = {t.name: (buffers.bytes(tensor) - t.bytes) / more for t, tensor in made}
+    scratch = step.runtime.scratch
+    return grown | {op.name: (scratch(op, larger) - scratch(op, shapes)) / more for op in ops}
 
 
 _GROWN = 2
-
-
-def _reordered(
-    growth: tuple[float, ...], tensors: int, sequence: Iterable[int]
-) -> tuple[float, ...]:
-    return growth and growth[:tensors] + tuple(growth[tensors + i] for i in sequence)
 
 
 # An op whose estimated time per byte is this many times that of the median op is expensive: it does

@@ -109,7 +109,7 @@ def _writes_in(
     """
     if writer in step:
         return True
-    before = set(order.dependencies([writer]))
+    before = {*order.needed([writer])}
     return not before.isdisjoint(readers) and not any(
         tf_private.made_by_differentiation(op) for op in before
     )

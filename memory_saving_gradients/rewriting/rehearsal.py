@@ -50,7 +50,7 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
         for t in reading.problem.ops[index].outputs:
             tensor = reading.problem.tensors[t]
             sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
-    needed = {op.name: op for op in order.dependencies(t.op for t in step.results)}
+    needed = {op.name: op for op in order.needed(t.op for t in step.results)}
     planned = _peak([n for n in written.node if n.name in needed], fetches, place, sizes, needed)
     return max(0, _peak(optimized.node, fetches, place, sizes) - planned)
 

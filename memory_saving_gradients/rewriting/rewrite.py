@@ -87,8 +87,8 @@ def rewrite(
 def _fetches(step: BackwardPass) -> Iterator[dict[tf.Operation, None]]:
     """The sets of ops that a session may run: all of the graph, the step, its forward pass."""
     yield dict.fromkeys(step.graph.get_operations())
-    yield order.leading_to(step.ends, order.waits_for)
-    yield order.leading_to([step.target.op], order.waits_for)
+    yield order.needed(step.ends)
+    yield order.needed([step.target.op])
 
 
 #: How ops are delayed, by runtime.

@@ -78,6 +78,22 @@ def test_an_answer_was_planned_at_that_size(found):
     assert way.overhead == pytest.approx(plan.overhead)
 
 
+def test_a_batch_between_two_that_were_read_is_on_their_line():
+    """Bytes of conv nets are linear in the batch, so they are read at few sizes."""
+    images, layers = keras.Input((32, 32, 3)), keras.layers
+    x = layers.Conv2D(8, 3, activation="relu")(images)
+    x = layers.BatchNormalization()(layers.Conv2D(8, 3, strides=2)(x))
+    model = keras.Model(images, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+    step = traced_step(model)
+    small, between, large = (step.readings(batch)[0].problem for batch in (32, 100, 512))
+    found = small.toward(large, (100 - 32) / (512 - 32))
+    assert {t.name: t.bytes for t in found.tensors} == {t.name: t.bytes for t in between.tensors}
+    ours, real = ({op.name: op for op in one.ops} for one in (found, between))
+    for name, op in real.items():
+        assert ours[name].workspace == pytest.approx(op.workspace, rel=0.01)
+        assert ours[name].cost == pytest.approx(op.cost, rel=0.01, abs=2e-8)
+
+
 def test_it_prints_as_a_table(found):
     lines = str(found).splitlines()
     assert "0.06 GB" in lines[0]
