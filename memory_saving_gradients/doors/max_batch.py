@@ -24,11 +24,10 @@ from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.report.summary import rendered
 
-# The batch sizes that are read first; by which factor an answer may differ from a size that was
-# read; the largest that is searched; the relative accuracy of an answer; and the factor by which an
-# answer is reduced if planning at its size shows that it does not fit.
+# The batch sizes that are read first; the largest that is searched; the relative accuracy of an
+# answer; and the factor by which an answer is reduced if planning at its size shows that it does
+# not fit.
 _FIRST = (32, 512)
-_NEAR = 8
 _LARGEST = 2**20
 _CLOSE = 0.02
 _STEP = 0.99
@@ -78,8 +77,8 @@ def max_batch(
 ) -> MaxBatch:
     """The largest batch that fits into a given memory, plain and with recomputation.
 
-    The step is traced and planned; nothing runs. Each answer is planned at exactly that size. The
-    shapes are inferred at a few sizes, and are taken to be linear in the batch between them.
+    The step is traced and planned; nothing runs. The peak grows nearly linearly with the batch,
+    which guides the search; each answer is then planned at exactly that size.
 
     We count the predicted peak of the step, all its variables (weights, the state of the optimizer
     and the metrics) and the inputs. Other memory of a device (the framework itself, workspaces of a
@@ -160,13 +159,15 @@ class _Search:
         self._predicted = functools.cache(functools.partial(self._taken, anew=False))
         self._schedules: dict[str, tuple[tuple[int, int], list[Schedule]]] = {}
 
-    def _read_at(self, batch: int) -> None:
-        readings = self._step.readings(batch)
-        if any(reading.batch_size is None for reading in readings):
-            raise ValueError(
-                "the step fixes the batch of its inputs: leave their first dimension None"
-            )
-        self._read[batch] = [reading.problem for reading in readings]
+    def _read_at(self, batch: int) -> list[Problem]:
+        if batch not in self._read:
+            readings = self._step.readings(batch)
+            if any(reading.batch_size is None for reading in readings):
+                raise ValueError(
+                    "the step fixes the batch of its inputs: leave their first dimension None"
+                )
+            self._read[batch] = [reading.problem for reading in readings]
+        return self._read[batch]
 
     def _line(self, batch: int) -> tuple[int, int]:
         """The two batches nearest to a batch that were read."""
@@ -188,8 +189,6 @@ class _Search:
             known: a batch that fits; 0 for none.
         """
         batch = self._search(name, known)
-        if batch and all(abs(math.log(batch / read)) > math.log(_NEAR) for read in self._read):
-            self._read_at(batch)
         answer = self._planned(name, batch) if batch else None
         while answer and not self._fits(answer):
             batch = int(batch * min(_STEP, self._allowed / answer.bytes))
@@ -228,9 +227,12 @@ class _Search:
     def _taken(self, name: str, batch: int, anew: bool) -> Largest:
         """The memory and cost of a batch: planned anew, or by the schedules of another batch."""
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
-        line, schedules = (self._line(batch), []) if anew else self._schedules[name]
-        problems = self._problems(batch, line)
-        schedules = schedules or [*map(_WAYS[name], problems)]
+        if anew:
+            problems = self._read_at(batch)
+            schedules = [*map(_WAYS[name], problems)]
+        else:
+            line, schedules = self._schedules[name]
+            problems = self._problems(batch, line)
         taken = [
             min((plain_peak(problem), float(problem.costs.sum())), _judged(problem, schedule))
             for problem, schedule in zip(problems, schedules, strict=True)
