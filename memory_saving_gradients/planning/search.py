@@ -26,6 +26,9 @@ from memory_saving_gradients.planning.progress import reported
 from memory_saving_gradients.planning.reorder import reordered
 from memory_saving_gradients.planning.simulate import simulate
 
+# The budgets of the one-cut program, as shares of the real one, as it ignores transient bytes.
+_KEPT = (1.0, 0.7)
+
 # For problems of more ops than this, the solver would take most of the planning time.
 _LARGEST_PROGRAM = 30_000
 
@@ -82,10 +85,10 @@ def within(
     for plain in (range(len(problem.ops)), baseline(problem)):
         if simulate(problem, plain).peak <= budget or not problem.may_repeat.any():
             return plain
-    kept, bound = _one_cut(problem, budget)
+    kept_sets, bound = _one_cut(problem, budget)
     if bound == math.inf or budget < least_peak(problem):
         return known or lowest(problem, most_runs)
-    starts = [*_starts(problem, budget, kept), _lowest_of_cheap(problem, most_runs)]
+    starts = [*_starts(problem, budget, kept_sets), _lowest_of_cheap(problem, most_runs)]
     starts += [known] if known else []
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     schedules = [
@@ -235,19 +238,23 @@ def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
     return dataclasses.replace(problem, ops=ops)
 
 
-def _starts(problem: Problem, budget: int, kept: Collection[int]) -> Iterator[Schedule]:
-    """The schedules to start a search from; the first one keeps the given tensors, if any."""
-    if kept:
-        yield keeping(problem, kept)
+def _starts(
+    problem: Problem, budget: int, kept_sets: Iterable[Collection[int]]
+) -> Iterator[Schedule]:
+    """The schedules to start a search from."""
+    for tensors in kept_sets:
+        yield keeping(problem, tensors)
     yield from Nested(problem, budget).within(budget)
     cuts = Segments(problem).cuts_for(budget)
     if cuts:
         yield keeping(problem, kept_at(problem, cuts))
 
 
-def _one_cut(problem: Problem, budget: int) -> tuple[set[int], float]:
-    """The tensors that the one-cut program keeps, and its bound on the overhead."""
+def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
+    """The sets of tensors that the one-cut program keeps, and its bound on the overhead."""
     if len(problem.ops) > _LARGEST_PROGRAM:
-        return set(), 0.0
-    cut = one_cut(problem).solve(budget)
-    return set(np.flatnonzero(cut.kept > 0.5).tolist()), cut.overhead
+        return [], 0.0
+    program = one_cut(problem)
+    cuts = [program.solve(int(budget * factor)) for factor in _KEPT]
+    sets = [set(np.flatnonzero(cut.kept > 0.5).tolist()) for cut in cuts]
+    return [kept for kept in sets if kept], cuts[0].overhead

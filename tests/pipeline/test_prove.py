@@ -129,7 +129,7 @@ def test_a_rehearsal_that_holds_more_is_planned_again(graph, monkeypatch):
 
 
 def test_where_grappler_fails_nothing_is_rehearsed(graph, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise tf.errors.InvalidArgumentError(None, None, "no")
 
     monkeypatch.setattr(tf_private, "optimized", fail)
