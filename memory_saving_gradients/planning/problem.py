@@ -249,7 +249,7 @@ class Problem:
         moved = np.argsort(order)[np.asarray(schedule, dtype=np.int64)]
         return self.reordered(order.tolist()), moved, order
 
-    def grown(self, growth: Sequence[float], more: int) -> Problem:
+    def grown(self, growth: Sequence[float], more: float) -> Problem:
         """The step for a larger batch (a smaller one, if `more` is negative), at the same costs.
 
         Args:
@@ -275,23 +275,13 @@ class Problem:
         """
         size = {tensor.name: tensor.bytes for tensor in other.tensors}
         there = {op.name: op for op in other.ops}
-
-        def on_line(here: float, there: float) -> float:
-            return max(0.0, here + share * (there - here))
-
-        tensors = tuple(
-            dataclasses.replace(t, bytes=round(on_line(t.bytes, size.get(t.name, t.bytes))))
-            for t in self.tensors
-        )
-        ops = tuple(
-            dataclasses.replace(
-                op,
-                workspace=round(on_line(op.workspace, there.get(op.name, op).workspace)),
-                cost=on_line(op.cost, there.get(op.name, op).cost),
-            )
-            for op in self.ops
-        )
-        return dataclasses.replace(self, tensors=tensors, ops=ops)
+        growth = [size.get(t.name, t.bytes) - t.bytes for t in self.tensors]
+        growth += [there.get(op.name, op).workspace - op.workspace for op in self.ops]
+        costs = (op.cost + share * (there.get(op.name, op).cost - op.cost) for op in self.ops)
+        grown = self.grown(growth, share)
+        pairs = zip(grown.ops, costs, strict=True)
+        ops = tuple(dataclasses.replace(op, cost=max(0.0, cost)) for op, cost in pairs)
+        return dataclasses.replace(grown, ops=ops)
 
 
 def _edges(rows: Sequence[Sequence[int]], fits: Sequence[bool]) -> Edges:
