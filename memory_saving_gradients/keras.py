@@ -58,7 +58,8 @@ def save_memory(
         checkpoints: which forward tensors to keep, as in `gradients`; None undoes an earlier call.
         memory_budget: the peak of a step to stay within, as in `gradients`.
         **more: max_overhead, max_recompute, plan, plan_cache, device, cost_model, batch_size,
-            verify and running_sums, as in `gradients`; the default `batch_size` is that of `fit`.
+            verify, running_sums and pieces, as in `gradients`; the default `batch_size` is that of
+            `fit`.
 
     Returns:
         The model.

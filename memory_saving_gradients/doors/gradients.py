@@ -40,6 +40,7 @@ def gradients(
     batch_size: BatchSize = None,
     verify: bool = False,
     running_sums: bool = True,
+    pieces: bool | int = False,
 ) -> list:
     """Differentiates as `tf.gradients` does, in less memory.
 
@@ -99,6 +100,11 @@ def gradients(
             term as it comes, so that one buffer is alive instead of all. If this order is not that
             of the plain step, the sum agrees with it up to rounding, and `plan.labels.reordered`
             names it.
+        pieces: whether what is computed row by row around the largest tensors, such as the logits
+            of a language model or the scores of attention, may run on slices of the rows, one after
+            the other. True lets the planner choose how many; with a budget only if it cannot be
+            kept otherwise. An int of at least 2 is the number for the largest tensor. Gradients of
+            weights are then sums of those of the slices: equal to rounding.
 
     Returns:
         A list with the gradient of each x: a tensor, an `IndexedSlices`, or None.
@@ -135,6 +141,7 @@ def gradients(
         batch_size=batch_size,
         verify=verify,
         running_sums=running_sums,
+        pieces=pieces,
     )
     return differentiated(
         options,

@@ -37,7 +37,7 @@ class patch:
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
         **more: max_overhead, max_recompute, plan, plan_cache, device, cost_model, batch_size,
-            verify and running_sums, as in `gradients`.
+            verify, running_sums and pieces, as in `gradients`.
 
     Attributes:
         plans: the plans that were made, newest last.

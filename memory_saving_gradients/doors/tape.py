@@ -38,7 +38,7 @@ class GradientTape(tf.GradientTape):
         checkpoints: which forward tensors to keep, as in `gradients`.
         memory_budget: the peak to stay within, as in `gradients`.
         **more: max_overhead, max_recompute, plan, plan_cache, device, cost_model, batch_size,
-            verify and running_sums, as in `gradients`.
+            verify, running_sums and pieces, as in `gradients`.
 
     Raises:
         TypeError: `persistent` is a string, or an option is of a wrong type.

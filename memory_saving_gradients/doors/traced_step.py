@@ -14,7 +14,7 @@ import tensorflow as tf
 from memory_saving_gradients.doors.patching import patch
 from memory_saving_gradients.graph.shapes import InputSizes, bytes_of
 from memory_saving_gradients.options.options import Options, Request
-from memory_saving_gradients.pipeline.loops import predicted_plan
+from memory_saving_gradients.pipeline.pieces import predicted_plan
 from memory_saving_gradients.pipeline.save import looking, no_garbage_collection
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass

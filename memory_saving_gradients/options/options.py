@@ -39,6 +39,7 @@ class MoreOptions(TypedDict, total=False):
     batch_size: BatchSize
     verify: bool
     running_sums: bool
+    pieces: bool | int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Request:
         sizes: what is known of the shapes of the inputs.
         verify: whether to measure the peak of a run.
         running_sums: whether to replace long sums of gradients by running sums.
+        pieces: whether regions may run in pieces, or in how many the largest one does; None where
+            that is not even advised.
     """
 
     strategy: str
@@ -74,6 +77,17 @@ class Request:
     sizes: InputSizes = NOTHING_GIVEN
     verify: bool = False
     running_sums: bool = True
+    pieces: bool | int | None = None
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether regions may run in pieces."""
+        return bool(self.plan.pieces if self.plan else self.pieces)
+
+    @property
+    def advised(self) -> bool:
+        """Whether the user is told what pieces would give."""
+        return self.pieces is False and self.plan is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +110,7 @@ class Options:
     batch_size: BatchSize = None
     verify: bool = False
     running_sums: bool = True
+    pieces: bool | int = False
 
     @classmethod
     def beside_memory(
@@ -147,6 +162,7 @@ class Options:
                 f"these, not only checkpoints={self.checkpoints!r}"
             )
         _most_runs(self.max_recompute)
+        _check_pieces(self.pieces)
         _sizes(self.batch_size)
         check_checkpoints(self.checkpoints)
 
@@ -182,6 +198,7 @@ class Options:
             sizes=sizes,
             verify=self.verify,
             running_sums=self.running_sums,
+            pieces=self.pieces,
         )
         if self.plan is not None:
             plan = self.plan if isinstance(self.plan, Plan) else Plan.load(self.plan)
@@ -243,6 +260,17 @@ def _size(value: Any) -> int:
     if value < 1:
         raise ValueError(f"batch_size must be at least 1, got {value}")
     return int(value)
+
+
+def _check_pieces(pieces: Any) -> None:
+    """Raises if `pieces` is invalid."""
+    if not isinstance(pieces, bool | int):
+        raise TypeError(f"pieces must be a bool or the number of pieces, an int, got {pieces!r}")
+    if not isinstance(pieces, bool) and pieces < _FEWEST_PIECES:
+        raise ValueError(f"pieces must be True, False or at least {_FEWEST_PIECES}, got {pieces}")
+
+
+_FEWEST_PIECES = 2
 
 
 def _most_runs(max_recompute: int | None) -> int:

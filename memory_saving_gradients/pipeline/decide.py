@@ -65,6 +65,22 @@ def against_plain(plan: Plan, before: Reading, now: Problem) -> Plan:
     )
 
 
+def value(plan: Plan, request: Request, cost: float) -> tuple[float, ...]:
+    """What a request wants to be low, to compare the plans of a step and of changed ones.
+
+    Args:
+        plan: the plan, relative to its own step.
+        request: the request.
+        cost: the cost of the plain step.
+    """
+    seconds = (1 + plan.overhead) * plan.problem.costs.sum() / cost
+    if request.strategy == "budget":
+        return (seconds, plan.peak_bytes)
+    if request.strategy == "auto":
+        return (seconds * plan.peak_bytes,)
+    return (plan.peak_bytes, seconds)
+
+
 def _judged(
     reading: Reading, request: Request, schedule: Schedule, given: list[str], budget: int | None
 ) -> Plan:

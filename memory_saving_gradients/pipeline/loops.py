@@ -21,7 +21,7 @@ from memory_saving_gradients.graph.loops import (
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.options.options import Request
-from memory_saving_gradients.pipeline.decide import against_plain, decide
+from memory_saving_gradients.pipeline.decide import against_plain, decide, value
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.planning.plan_data import LoopPlan
 from memory_saving_gradients.plans.plan import Plan
@@ -109,18 +109,14 @@ def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
     ]
     if not plans:
         return [*_ways(loops)][-1]  # its error will tell the lowest peak
-    cost = reading.problem.costs.sum()
+    cost = float(reading.problem.costs.sum())
 
-    def value(way: tuple[Segments, Plan]) -> tuple[float, ...]:
-        segments, plan = way
-        seconds = (1 + plan.overhead) * plan.problem.costs.sum() / cost
-        if request.strategy == "budget":
-            return (seconds, plan.peak_bytes)
-        if request.strategy == "auto":
-            return (seconds * plan.peak_bytes,)
-        return (plan.peak_bytes / (1 if any(segments.values()) else _LOWER), seconds)
+    def better(way: tuple[Segments, Plan]) -> tuple[float, ...]:
+        first, *others = value(way[1], request, cost)
+        lower = request.strategy in ("budget", "auto") or any(way[0].values())
+        return (first / (1 if lower else _LOWER), *others)
 
-    return min(plans, key=value)[0]
+    return min(plans, key=better)[0]
 
 
 def _ways(loops: Loops) -> Iterator[Segments]:

@@ -18,15 +18,18 @@ from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.shapes import InputSizes, WrongSize
 from memory_saving_gradients.options.budgets import BudgetError, OfDevice
 from memory_saving_gradients.options.options import Request
+from memory_saving_gradients.pipeline import pieces as pieces_of
 from memory_saving_gradients.pipeline.decide import against_plain, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.loops import Loops, Segments, choose, run_in_segments
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
+from memory_saving_gradients.pipeline.why import saves_little
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading, read
 from memory_saving_gradients.rewriting.branches import has_branches, recompute_inside
+from memory_saving_gradients.rewriting.pieces import in_pieces
 from memory_saving_gradients.rewriting.rewrite import plain_when_differentiated, rewrite
 from memory_saving_gradients.rewriting.running_sums import taken_apart
 from memory_saving_gradients.runtimes.runtime import Runtime
@@ -90,6 +93,49 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
     reading = read(step, request.cost_model, request.sizes)
     if isinstance(request.budget, OfDevice):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
+    if request.in_pieces:
+        return _plan_with_pieces(reading, request)
+    try:
+        return _plan_as_read(reading, request)
+    except BudgetError as error:
+        if not request.advised:
+            raise
+        advice = pieces_of.advice(reading, request, error.lowest_peak_bytes)
+        raise BudgetError(f"{error}{advice}", error.budget_bytes, error.lowest_peak_bytes) from None
+
+
+def _plan_with_pieces(reading: Reading, request: Request) -> Plan:
+    """Makes regions of a step run in pieces, where that is better, and plans the step.
+
+    Raises:
+        BudgetError: the plan misses the budget.
+        _SavesNothing: neither pieces nor a plan save memory.
+    """
+    if isinstance(request.budget, float):
+        request = dataclasses.replace(request, budget=in_bytes(request, reading))
+    pieces, ways = pieces_of.choose(reading, request)
+    if not ways[0]:
+        try:
+            plan = _plan_as_read(reading, request)
+        except _SavesNothing as nothing:
+            plan = dataclasses.replace(nothing.plan, pieces=pieces.plans({}))
+            raise _SavesNothing(plan) from None
+        return dataclasses.replace(plan, pieces=pieces.plans({}))
+    unmet: list[BudgetError] = []
+    for counts in ways:
+        try:
+            plan = _plan_changed(
+                reading, request, functools.partial(in_pieces, reading.step, counts)
+            )
+            return dataclasses.replace(plan, pieces=pieces.plans(counts))
+        except BudgetError as error:
+            unmet.append(error)
+    raise min(unmet, key=lambda error: error.lowest_peak_bytes)
+
+
+def _plan_as_read(reading: Reading, request: Request) -> Plan:
+    """Rewrites a step by a plan in which no region runs in pieces, and returns the plan."""
+    step = reading.step
     loops = Loops.of(reading, exact=not request.running_sums)
     segments = choose(loops, reading, request)
     unmet: list[BudgetError] = []
@@ -111,17 +157,30 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
 
 
 def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments: Segments) -> Plan:
-    """Applies a plan to a step whose loops recompute their rounds, and returns the plan.
+    """Applies a plan to a step whose loops recompute their rounds, and returns the plan."""
+    inside = functools.partial(_rewrite_inside, reading.step.runtime, request.most_runs)
+    plan = _plan_changed(
+        reading, request, lambda: run_in_segments(loops, segments, reading.step, inside)
+    )
+    return dataclasses.replace(plan, loops=loops.plans(segments))
+
+
+def _plan_changed(reading: Reading, request: Request, change: Callable[[], BackwardPass]) -> Plan:
+    """Changes a step, applies a plan to the changed step, and returns the plan.
+
+    Args:
+        reading: the step.
+        request: the user's request.
+        change: changes the step.
 
     Raises:
-        BudgetError: it misses the budget.
+        BudgetError: the plan misses the budget; the step is as before.
     """
     if isinstance(request.budget, float):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
     with tf_private.all_or_nothing():
-        inside = functools.partial(_rewrite_inside, reading.step.runtime, request.most_runs)
         with tf_private.all_or_nothing() as edits:
-            step = run_in_segments(loops, segments, reading.step, inside)
+            step = change()
         plain_when_differentiated(step.graph, edits)
         now = read(step, request.cost_model, request.sizes)
         if request.max_overhead is not None:
@@ -132,9 +191,7 @@ def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments:
             plan = _predicted(step, request, now)
         except _SavesNothing:
             plan = plain(now, request, in_bytes(request, now))
-    return dataclasses.replace(
-        against_plain(plan, reading, now.problem), loops=loops.plans(segments)
-    )
+    return against_plain(plan, reading, now.problem)
 
 
 # The least overhead that the planner accepts.
@@ -153,6 +210,10 @@ def _predicted(step: BackwardPass, request: Request, reading: Reading) -> Plan:
             with contextlib.suppress(BudgetError):
                 return _plan_with_branches(step, request, reading)
         raise
+    if request.advised and (not saves or saves_little(plan)):
+        advice = pieces_of.advice(reading, request, plan.peak_bytes)
+        if advice:
+            warn(f"memory_saving_gradients:{advice}")
     if not saves:
         raise _SavesNothing(plan)
     return apply(reading, plan, request)

@@ -40,6 +40,27 @@ class LoopPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class PiecesPlan:
+    """A region around a large tensor, and in how many pieces it runs.
+
+    Attributes:
+        name: the op that makes the tensor.
+        rows: how many rows are expected.
+        pieces: in how many pieces they are computed; 1 where all are computed at once.
+        bytes: the bytes of all rows of the tensor.
+        at_once: whether a piece runs forward and backward at once, so that nothing runs twice.
+        why: why it cannot run in pieces; empty where it can.
+    """
+
+    name: str
+    rows: int = 0
+    pieces: int = 1
+    bytes: int = 0
+    at_once: bool = False
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class PlanData:
     """A schedule for a step, and its predictions; `plans.plan.Plan` documents the fields."""
 
@@ -65,6 +86,7 @@ class PlanData:
     labels: Labels = dataclasses.field(default=Labels(), repr=False)
     certified_overhead: float = 0.0
     loops: tuple[LoopPlan, ...] = ()
+    pieces: tuple[PiecesPlan, ...] = ()
 
     @functools.cached_property
     def lower_bound(self) -> float | None:
@@ -146,13 +168,17 @@ class PlanData:
             f"{self.strategy}{budget}: predicted peak {format_bytes(self.baseline_peak_bytes)} -> "
             f"{format_bytes(self.peak_bytes)} ({ratio:.2f}x){measured}, "
             f"overhead {self.overhead:z.1%}, "
-            f"{len(self.recomputed)} ops recomputed{self._of_loops()}{self._for_batch()}, "
-            f"{self.seconds:.2f} s"
+            f"{len(self.recomputed)} ops recomputed{self._of_loops()}{self._in_pieces()}"
+            f"{self._for_batch()}, {self.seconds:.2f} s"
         )
 
     def _of_loops(self) -> str:
         again = sum(loop.every > 0 for loop in self.loops)
         return f", {again} loop{'s' * (again > 1)} in segments" if again else ""
+
+    def _in_pieces(self) -> str:
+        regions = sum(one.pieces > 1 for one in self.pieces)
+        return f", {regions} region{'s' * (regions > 1)} in pieces" if regions else ""
 
     def _for_batch(self) -> str:
         if self.batch_size is None:

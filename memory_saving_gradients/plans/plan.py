@@ -15,7 +15,7 @@ import networkx as nx
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.planning.bounds import certified
 from memory_saving_gradients.planning.labels import Labels
-from memory_saving_gradients.planning.plan_data import LoopPlan, PlanData
+from memory_saving_gradients.planning.plan_data import LoopPlan, PiecesPlan, PlanData
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.report import export, page, summary
@@ -58,6 +58,8 @@ class Plan(PlanData):
         certified_overhead: the bound proved by `certify`: no plan for the budget has a lower
             overhead.
         loops: the loops of the step, and the segments in which their gradients recompute them.
+        pieces: the largest tensors of the step, and in how many pieces they are computed, if
+            `pieces` allows it.
     """
 
     def certify(self, seconds: float = 60.0) -> Plan:
@@ -168,6 +170,7 @@ class Plan(PlanData):
             )
             content["labels"] = Labels(**labels | {n: frozenset(labels[n]) for n in _SETS})
             content["loops"] = [LoopPlan(**loop) for loop in content["loops"]]
+            content["pieces"] = [PiecesPlan(**one) for one in content["pieces"]]
             return cls(**{name: _tuples(value) for name, value in content.items()})
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
@@ -305,7 +308,7 @@ class Plan(PlanData):
 
 
 # The version of the file format.
-_FORMAT = 5
+_FORMAT = 6
 
 # The labels that are sets.
 _SETS = ("of_weights", "sums", "updates")

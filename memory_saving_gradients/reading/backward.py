@@ -30,6 +30,7 @@ class BackwardPass:
         traced: whether it is in a `tf.function`, where later writes to variables wait for reads.
         sums: the sums that were replaced, each with its running sums in order.
         reordered: names of those sums whose terms are now added in another order.
+        pieces: ops that run in the backward pass, piece by piece, though they need no gradient.
         beside: ops beside the backward pass, such as metrics: they read forward tensors, but the
             results do not need them; known at the end of the trace.
         after: ops after the backward pass, such as updates of variables: they need a gradient, or
@@ -47,6 +48,7 @@ class BackwardPass:
     traced: bool = False
     sums: tuple[tuple[tf.Operation, tuple[tf.Operation, ...]], ...] = ()
     reordered: tuple[str, ...] = ()
+    pieces: frozenset[tf.Operation] = frozenset()
     beside: frozenset[tf.Operation] = frozenset()
     after: frozenset[tf.Operation] = frozenset()
     live_out: tuple[tf.Tensor, ...] | None = None

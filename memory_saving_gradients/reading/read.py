@@ -416,12 +416,12 @@ def _backward(
     operations: Sequence[tf.Operation],
     step: BackwardPass,
 ) -> set[tf.Operation]:
-    """The ops of the backward pass: those that wait for a gradient, and those beside and after it.
+    """The ops of the backward pass: those that wait for a gradient, beside and after it, in pieces.
 
     Zeros for lists of gradients belong to it, too. Other ops that `tf.gradients` made (shapes,
     masks) run with the forward pass.
     """
-    backward: set[tf.Operation] = set(step.beside | step.after)
+    backward: set[tf.Operation] = set(step.beside | step.after | step.pieces)
     for op in operations:
         if op in step.new and (
             tf_private.is_seed(op)

@@ -38,6 +38,7 @@ def as_data(plan: PlanData) -> dict[str, Any]:
         "planning_seconds": plan.seconds,
         "checkpoints": [dataclasses.asdict(one) for one in facts.kept(plan)],
         "loops": [dataclasses.asdict(one) for one in plan.loops],
+        "pieces": [dataclasses.asdict(one) for one in plan.pieces],
         "segments": [dataclasses.asdict(one) for one in facts.segments(plan)],
         "peak": dataclasses.asdict(peak) | {"by_kind": peak.by_kind},
         "timeline_bytes": simulate(plan.problem, plan.schedule).timeline.tolist(),

@@ -78,6 +78,7 @@ def _tables(plan: PlanData) -> RenderableType:
         _kept(plan),
         _recomputed(parts),
         *([_loops(plan)] if plan.loops else []),
+        *([_pieces(plan)] if plan.pieces else []),
         _peak(parts, peak),
         _totals(plan, parts),
     )
@@ -204,6 +205,24 @@ def _loops(plan: PlanData) -> RenderableType:
         able = [f"{loop.rounds:,}", f"{loop.every or '-'}"]
         held = [_mb(loop.plain_bytes), _mb(loop.held_bytes)]
         table.add_row(Text(loop.name), *([""] * 4 if loop.why else [*able, *held]), Text(loop.why))
+    return table
+
+
+def _pieces(plan: PlanData) -> RenderableType:
+    table = _table(
+        "In pieces: what is computed row by row around the largest tensors",
+        tensor="fill",
+        rows="right",
+        pieces="right",
+        MB_whole="right",
+        MB_a_piece="right",
+        backward="left",
+        why_not="left",
+    )
+    for one in plan.pieces:
+        sizes = [f"{one.rows:,}", f"{one.pieces}", _mb(one.bytes), _mb(one.bytes // one.pieces)]
+        how = "at once" if one.at_once else "forward again"
+        table.add_row(Text(one.name), *([""] * 5 if one.why else [*sizes, how]), Text(one.why))
     return table
 
 

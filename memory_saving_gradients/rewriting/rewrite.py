@@ -122,7 +122,7 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
         for op in (op for op in tensor.consumers() if op not in ours):
             for index in (i for i, read in enumerate(op.inputs) if read is tensor):
                 read_instead(op, index, reference)
-        _note_behind(tensor, reference.name)
+        note_behind(tensor, reference.name)
     holding.hold(edits.runs, copies)
     return before, [run.copy or run.op.name for run in edits.runs]
 
@@ -131,7 +131,8 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
 _behind: weakref.WeakKeyDictionary[tf.Graph, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
-def _note_behind(tensor: tf.Tensor, later: str) -> None:
+def note_behind(tensor: tf.Tensor, later: str) -> None:
+    """Registers the tensor that readers outside the step read instead of a result."""
     known = _behind.setdefault(tensor.graph, {})
     known[tensor.name] = later
     tf_private.can_be_undone(functools.partial(known.pop, tensor.name, None))
@@ -139,7 +140,9 @@ def _note_behind(tensor: tf.Tensor, later: str) -> None:
 
 def behind_gates(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that readers outside the step read instead of a result: behind all gates."""
-    name = _behind.get(tensor.graph, {}).get(tensor.name, tensor.name)
+    known, name = _behind.get(tensor.graph, {}), tensor.name
+    while known.get(name, name) != name:
+        name = known[name]
     return tensor.graph.get_tensor_by_name(name)
 
 

@@ -84,6 +84,7 @@ def unbuffered(
                     and deep < _DEEPEST
                     and tensor.name not in returned
                     and all(reader.type in into for reader in readers)
+                    and not any(map(kinds.is_gate, tensor.consumers()))  # a gate passes buffers
                     and (on_gpu or times < 2 or op.type not in _ONCE_ON_CPU)
                     and (times - 1) * read < (times + 1) * bytes_of.get(tensor.name, 0)
                 )

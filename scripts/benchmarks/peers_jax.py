@@ -2,8 +2,8 @@
 
 `python -m scripts.benchmarks.peers_jax resnet|gpt ROUNDS` prints rows of the table as JSON. A peak
 is what XLA reports of the compiled step: temporaries and outputs. `python -m
-scripts.benchmarks.peers_jax gpt|resnet50 FOLDER` writes the steps there as programs for a GPU, one
-for each way, and prints the ways. Nothing here needs TensorFlow.
+scripts.benchmarks.peers_jax gpt|gpt2|resnet50 FOLDER` writes the steps there as programs for a GPU,
+one for each way, and prints the ways. Nothing here needs TensorFlow.
 
 On a CPU, XLA merges what `jax.checkpoint` copies with the original, unless the copies are in a
 loop. So equal layers are run by `jax.lax.scan` as well, as JAX's authors advise for deep networks.
@@ -28,10 +28,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """What is put around each block, and whether equal ones are scanned."""
+    """What is put around each block, whether equal ones are scanned, and the chunks of the loss."""
 
     around: Callable[[Callable], Callable] = lambda part: part
     scanned: bool = False
+    chunks: int = 1
 
     def __call__(self, part: Callable, weights: Sequence[Any], h: Any) -> Any:
         """Equal blocks, one after the other."""
@@ -159,9 +160,15 @@ def resnet50(way: Way) -> tuple[Callable, Any, tuple]:
     return loss, weights, (images, jnp.asarray(random.integers(0, 1000, 64)))
 
 
-# GPT: 6 layers of width 256 on 256 tokens, as test_models.GPT has it.
+# GPT: 6 layers, as test_models.GPT has it.
 
-WIDTH, LENGTH, VOCABULARY, HEADS = 256, 256, 4096, 4
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    width: int = 256
+    length: int = 256
+    words: int = 4096
+    heads: int = 4
 
 
 def layer_norm(x: Any, scale: Any, offset: Any) -> Any:
@@ -169,37 +176,48 @@ def layer_norm(x: Any, scale: Any, offset: Any) -> Any:
     return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * (scale + 1) + offset
 
 
-def decoder(weights: Any, h: Any) -> Any:
+def decoder(sizes: Sizes, weights: Any, h: Any) -> Any:
+    width = sizes.width // sizes.heads
     norm0, norm1, qkv, out, wide, narrow = weights
     x = layer_norm(h, *norm0) @ qkv[0] + qkv[1]
-    q, k, v = jnp.moveaxis(x.reshape(-1, LENGTH, 3, HEADS, WIDTH // HEADS), (2, 3), (0, 2))
-    scores = q * (WIDTH // HEADS) ** -0.5 @ jnp.swapaxes(k, -1, -2)
-    causal = jnp.tril(jnp.ones((LENGTH, LENGTH)))
+    q, k, v = jnp.moveaxis(x.reshape(-1, sizes.length, 3, sizes.heads, width), (2, 3), (0, 2))
+    scores = q * width**-0.5 @ jnp.swapaxes(k, -1, -2)
+    causal = jnp.tril(jnp.ones((sizes.length, sizes.length)))
     mixed = jax.nn.softmax(scores + (1 - causal) * -1e9) @ v
-    h += jnp.swapaxes(mixed, 1, 2).reshape(-1, LENGTH, WIDTH) @ out[0] + out[1]
+    h += jnp.swapaxes(mixed, 1, 2).reshape(-1, sizes.length, sizes.width) @ out[0] + out[1]
     return h + jax.nn.gelu(layer_norm(h, *norm1) @ wide[0] + wide[1]) @ narrow[0] + narrow[1]
 
 
-def gpt(way: Way) -> tuple[Callable, Any, tuple]:
+def gpt(way: Way, sizes: Sizes = Sizes()) -> tuple[Callable, Any, tuple]:
     random = np.random.default_rng(0)
+    width, length, words = sizes.width, sizes.length, sizes.words
 
     def dense(before: int, after: int) -> tuple:
         return normal(random, before, after, scale=before**-0.5), jnp.zeros(after)
 
     def norm() -> tuple:
-        return jnp.zeros(WIDTH), jnp.zeros(WIDTH)
+        return jnp.zeros(width), jnp.zeros(width)
 
-    ends_of_dense = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
+    ends_of_dense = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
     layers = [(norm(), norm(), *(dense(*ends) for ends in ends_of_dense)) for _ in range(6)]
-    embedding = normal(random, VOCABULARY, WIDTH, scale=0.02)
-    weights = embedding, normal(random, LENGTH, WIDTH, scale=0.02), layers, norm()
+    embedding = normal(random, words, width, scale=0.02)
+    weights = embedding, normal(random, length, width, scale=0.02), layers, norm()
 
     def loss(weights: Any, tokens: Any) -> Any:
         embedding, positions, layers, last = weights
-        h = way(decoder, layers, embedding[tokens[:, :-1]] + positions)
-        return cross_entropy(layer_norm(h, *last) @ embedding.T, tokens[:, 1:])
+        part = functools.partial(decoder, sizes)
+        h = way(part, layers, embedding[tokens[:, :-1]] + positions)
+        h = layer_norm(h, *last).reshape(way.chunks, -1, width)
+        labels = tokens[:, 1:].reshape(way.chunks, -1)
 
-    return loss, weights, (jnp.asarray(random.integers(0, VOCABULARY, (8, LENGTH + 1))),)
+        def chunk(rows: tuple) -> Any:
+            return cross_entropy(rows[0] @ embedding.T, rows[1])
+
+        if way.chunks == 1:
+            return chunk((h[0], labels[0]))
+        return jax.lax.map(jax.checkpoint(chunk), (h, labels)).mean()
+
+    return loss, weights, (jnp.asarray(random.integers(0, words, (8, length + 1))),)
 
 
 WAYS = {
@@ -212,7 +230,14 @@ WAYS = {
 }
 
 
-NETWORKS = {"resnet": resnet, "resnet50": resnet50, "gpt": gpt}
+GPT_2 = functools.partial(gpt, sizes=Sizes(768, 1024, 50_257, 12))
+
+NETWORKS: dict[str, Callable[[Way], tuple]] = {
+    "resnet": resnet,
+    "resnet50": resnet50,
+    "gpt": gpt,
+    "gpt2": GPT_2,
+}
 
 #: The ways as programs for a GPU; there no copies are merged, so nothing need be scanned.
 FOR_GPUS = {name: way for name, way in WAYS.items() if not way.scanned} | {
@@ -224,10 +249,16 @@ FOR_GPUS = {name: way for name, way in WAYS.items() if not way.scanned} | {
 }
 
 
+#: Beside these, a loss in chunks by hand.
+CHUNKED = {name: FOR_GPUS[name] for name in ("JAX", "jax.checkpoint by block")} | {
+    "jax.checkpoint by block, loss in 16 chunks": Way(jax.checkpoint, chunks=16)
+}
+
+
 def write(network: Callable[[Way], tuple], folder: Path) -> None:
     """Writes the network's steps as StableHLO, and prints the ways by the names of the files."""
     files: dict[str, str] = {}
-    for name, way in FOR_GPUS.items():
+    for name, way in (CHUNKED if network is GPT_2 else FOR_GPUS).items():
         loss, weights, inputs = network(way)
         lowered = (
             jax.jit(jax.grad(loss)).trace(weights, *inputs).lower(lowering_platforms=("cuda",))

@@ -123,7 +123,7 @@ IN_GATES = {
     "a select": ("cpu", gate, "hold_back", 1),
     "a loop": ("cpu", gate, "loop_node", 2),
     "a barrier": ("h100", gate, "barrier_node", 2),
-    "results behind barriers": ("h100", rewrite, "_note_behind", 20),
+    "results behind barriers": ("h100", rewrite, "note_behind", 20),
     "an input": ("h100", private, "update_input", 150),
 }
 
