@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 
 #: Each is a module here, with its sections, and a file of results.
 NAMES = (
-    "models laboratory gradients keras_fit eager xla planning corpus compare depth loops".split()
+    "models laboratory gradients keras_fit eager xla planning corpus compare depth loops pieces".split()
 )
 
 
