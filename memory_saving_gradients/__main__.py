@@ -93,6 +93,11 @@ def _add_report(add: _Add) -> None:
         action="store_true",
         help="also train a few steps, plain and saving, in fresh processes: peaks and times",
     )
+    report.add_argument(
+        "--pieces",
+        action="store_true",
+        help="compute the largest tensors in pieces where that lowers the peak or keeps the budget",
+    )
     report.add_argument("--plot", type=Path, metavar="DIR", help="draw the plan into a folder")
     report.add_argument("--json", type=Path, metavar="FILE", help="write the report as data")
     report.set_defaults(run=commands.report)

@@ -170,11 +170,11 @@ def make_step(
 
 def _options(options: argparse.Namespace) -> dict[str, Any]:
     """The chosen options, as arguments of `save_memory`."""
-    if options.memory_budget is not None:
-        return {"checkpoints": "memory", "memory_budget": options.memory_budget}
-    if options.max_overhead is not None:
-        return {"checkpoints": "memory", "max_overhead": options.max_overhead}
-    return {"checkpoints": options.checkpoints or "memory"}
+    chosen: dict[str, Any] = {"checkpoints": options.checkpoints or "memory"}
+    for name in ("memory_budget", "max_overhead"):
+        if getattr(options, name) is not None:
+            chosen[name] = getattr(options, name)
+    return chosen | ({"pieces": True} if options.pieces else {})
 
 
 def _random(random: np.random.Generator, batch_size: int, spec: tf.TensorSpec) -> np.ndarray:

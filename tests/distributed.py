@@ -124,6 +124,27 @@ def mirrored_fit(saving):
     return history["loss"], [np.asarray(w) for w in model.get_weights()], [p.seconds for p in plans]
 
 
+def mirrored_pieces(saving):
+    """As `mirrored_fit`, with a loss head that runs in pieces: (losses, weights, its pieces)."""
+    tf, msg = _tensorflow(2)
+    import keras
+
+    keras.utils.set_random_seed(1)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        inputs = keras.Input((WIDTH,))
+        model = keras.Model(inputs, keras.layers.Dense(40 * WIDTH)(inputs))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, jit_compile=False)
+    if saving:
+        msg.keras.save_memory(model, pieces=4)
+    x, _ = _data()
+    y = np.arange(len(x))
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    plans = msg.keras.get_plans(model) if saving else []
+    pieces = [one.pieces for plan in plans for one in plan.pieces if one.pieces > 1]
+    return history["loss"], [np.asarray(w) for w in model.get_weights()], pieces
+
+
 def _worker(cluster, index):
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": {"worker": cluster}, "task": {"type": "worker", "index": index}}

@@ -55,6 +55,15 @@ def test_a_model_split_over_devices_keeps_them():  # gradient-checkpointing#38
         np.testing.assert_array_equal(a, b)
 
 
+def test_mirrored_replicas_run_in_pieces():
+    ((losses, weights, _),) = run((distributed.mirrored_pieces, False))
+    ((ours, own, pieces),) = run((distributed.mirrored_pieces, True))
+    assert pieces == [4, 4]
+    np.testing.assert_allclose(ours, losses, rtol=1e-6)
+    for a, b in zip(own, weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("function", [distributed.mirrored, distributed.mirrored_fit])
 @pytest.mark.sweep(2)
 def test_mirrored_replicas_each_save(function):

@@ -75,7 +75,7 @@ class Region:
         sizes: the ops that read only the shape of a tensor that needs the region.
         constants: the constants outside that wait for an op of the region by a control edge.
         backward: those of its ops that differentiation made.
-        backward_pass: all ops that differentiation made.
+        sources: those of its inputs whose shapes may be read instead of the region's.
         at_once: whether forward and backward ops run together, piece by piece: the gradients that
             enter the region do not depend on its outputs. Else they run in turns, and the backward
             pieces run the forward ops again.
@@ -91,7 +91,7 @@ class Region:
     sizes: tuple[tf.Operation, ...]
     constants: tuple[tf.Operation, ...]
     backward: frozenset[tf.Operation]
-    backward_pass: frozenset[tf.Operation]
+    sources: tuple[tf.Tensor, ...]
     at_once: bool
 
     @property
@@ -107,8 +107,7 @@ class Region:
         """Where a size can be read that has these values, one for each batch size."""
         if len({*sizes}) == 1:
             return Size(None, 0, sizes[0])
-        early = (t for t in self.inputs if self.at_once or t.op not in self.backward_pass)
-        for tensor in early:
+        for tensor in self.sources:
             for axis, there in enumerate(self.shapes.dims(tensor)):
                 if there == tuple(sizes):
                     return Size(tensor, axis)
@@ -284,6 +283,11 @@ class _Growth:
         outputs, sums = self._leaving(ops)
         inputs = {t.name: t for op in ops for t in self._sliced(op)}
         later = _reached(ops, self.search.after)
+        sizes = [*self._of_shapes({*ops, *later})]
+        sources = [t for t in inputs.values() if t.op not in step.new]
+        sources = [t for t in sources if order.needed([t.op]).keys().isdisjoint(sizes)]
+        if not sources and len({*self.shapes.rows}) > 1:
+            raise NeedsAllRows("no tensor that enters it tells the number of rows")
         region = Region(
             self.seed,
             self.shapes,
@@ -292,10 +296,10 @@ class _Growth:
             tuple(inputs.values()),
             tuple(outputs),
             tuple(sums),
-            tuple(self._of_shapes({*ops, *later})),
+            tuple(sizes),
             tuple(self._constants(ops)),
             frozenset(op for op in ops if op in step.new),
-            step.new,
+            tuple(sources),
             self._at_once(ops, later.difference(ops)),
         )
         self._check_sizes(region)
@@ -413,11 +417,11 @@ class _Growth:
                     outputs.append(tensor)
         return outputs, sums
 
-    def _of_shapes(self, later: Container[tf.Operation]) -> Iterator[tf.Operation]:
+    def _of_shapes(self, later: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
         """The ops that read the shapes of tensors that need the region."""
-        for op in self.search.ours:
-            if op.type in _OF_SHAPES and any(t.op in later for t in op.inputs):
-                yield op
+        readers = {reader for op in later for t in op.outputs for reader in t.consumers()}
+        of_shapes = (op for op in readers if op.type in _OF_SHAPES)
+        yield from sorted(of_shapes, key=self.search.created.__getitem__)
 
     def _check_sizes(self, region: Region) -> None:
         """Raises if a shape is needed that only tensors that need the region have."""

@@ -25,7 +25,7 @@ _TRY = {
     ),
     facts.GRADIENT: (
         "these are gradients of activations, short-lived but large. Try a smaller "
-        "batch, or compute the layer in parts (of the sequence, of the classes)"
+        "batch, or pieces=True, which computes such tensors on slices of their rows"
     ),
     facts.SUM: (
         "these are sums of the gradients of all readers of a tensor. Try to read it in fewer "

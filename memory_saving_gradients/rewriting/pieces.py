@@ -44,11 +44,13 @@ def in_pieces(step: BackwardPass, regions: Mapping[Region, int]) -> BackwardPass
     in_backward: set[tf.Operation] = set()
     gone: set[tf.Operation] = set()
     moved: dict[str, tf.Tensor] = {}
-    for region, count in regions.items():
-        pieces = _Pieces(step, region, count)
-        moved |= pieces.run()
+    every = [_Pieces(step, region, count) for region, count in regions.items()]
+    for pieces in every:
+        moved |= pieces.add()
         in_backward |= pieces.in_backward
-        gone.update(region.signatures)
+        gone.update(pieces.region.signatures)
+    for pieces in every:  # only now, as a region may read another one
+        pieces.reroute()
     made = step.graph.get_operations()[known:]
     results = tuple(moved.get(t.name, t) for t in step.results)
     for before_, after in zip(step.results, results, strict=True):
@@ -76,13 +78,14 @@ class _Pieces:
     def __init__(self, step: BackwardPass, region: Region, count: int) -> None:
         self.step, self.region, self.count = step, region, count
         self.graph = step.graph
-        #: What each tensor that leaves the region is replaced with.
         self.moved: dict[str, tf.Tensor] = {}
+        #: What ops outside the region will read, each with what they will read instead.
+        self.later: list[tuple[tf.Tensor, tf.Tensor]] = []
         #: The new ops that run in the backward pass.
         self.in_backward: set[tf.Operation] = set()
 
-    def run(self) -> dict[str, tf.Tensor]:
-        """Adds the pieces, and makes what reads the region read them."""
+    def add(self) -> dict[str, tf.Tensor]:
+        """Adds the pieces; returns what each tensor that leaves the region is replaced with."""
         region = self.region
         with (
             apart(self.graph, f"{region.name}/pieces"),
@@ -105,11 +108,19 @@ class _Pieces:
             for op in region.sizes:
                 self._read_sizes(op)
             for op in region.constants:
-                (again,) = transplanted(self.graph, op.outputs, {}, waiting_for_others=False)
-                self._reroute(op.outputs[0], again)
-        for tensor in (*region.outputs, *region.sums):
-            self._reroute(tensor, self.moved[tensor.name])
+                (now,) = transplanted(self.graph, op.outputs, {}, waiting_for_others=False)
+                self.later.append((op.outputs[0], now))
+        self.later += [(t, self.moved[t.name]) for t in (*region.outputs, *region.sums)]
         return self.moved
+
+    def reroute(self) -> None:
+        """Makes the ops outside the region read the pieces."""
+        for tensor, other in self.later:
+            for reader in tensor.consumers():
+                if reader not in self.region.signatures:
+                    for i, read in enumerate(reader.inputs):
+                        if read is tensor:
+                            tf_private.update_input(reader, i, other)
 
     def _count_rows(self) -> None:
         """Sets the rows of the region and of each piece: ints, or int32 scalars of the graph."""
@@ -138,7 +149,7 @@ class _Pieces:
 
         Args:
             ops: the ops, each after those that it reads.
-            first: the tensors that the first piece waits for.
+            first: the inputs that the first piece waits for.
             only: the ops whose results are wanted, all of them by default.
         """
         region = self.region
@@ -150,10 +161,11 @@ class _Pieces:
         totals: dict[str, tf.Tensor] = {}
         barrier = isinstance(self.step.runtime, Xla) and self.step.runtime.on_gpu
         step = self.step.needed | self.step.beside | self.step.after
-        after = [*first]
         # All slices are made at once, so that nothing has to be kept or run again for the next one.
+        parts = {t.name: self._split(t) for t in first}
         known_ops = len(self.graph.get_operations())
-        parts = {t.name: self._split(t) for t in inputs}
+        parts |= {t.name: self._split(t) for t in inputs if t.name not in parts}
+        after = [parts[t.name][0] for t in first]
         if self.step.runtime.obeys_control_edges:
             self._wait(self.graph.get_operations()[known_ops:], [t.op for t in after])
         for i, size in enumerate(self.sizes):
@@ -251,22 +263,14 @@ class _Pieces:
                     shape = tf.reduce_prod(shape)
                 elif op.type == "Rank":
                     shape = tf.size(shape)
-                self._reroute(output, tf.cast(shape, output.dtype))
-
-    def _reroute(self, tensor: tf.Tensor, other: tf.Tensor) -> None:
-        """Makes the readers of a tensor outside the region read another one."""
-        for reader in tensor.consumers():
-            if reader not in self.region.signatures:
-                for i, read in enumerate(reader.inputs):
-                    if read is tensor:
-                        tf_private.update_input(reader, i, other)
+                self.later.append((output, tf.cast(shape, output.dtype)))
 
 
 def _row_count(region: Region) -> Any:
     """The number of rows of a region: an int, or an int32 scalar."""
     if len({*region.shapes.rows}) == 1:
         return region.count
-    like = min(region.inputs, key=lambda t: (t.op in region.backward_pass, region.rows[t.name]))
+    like = min(region.sources, key=lambda t: region.rows[t.name])
     return tf.reduce_prod(tf.shape(like)[: region.rows[like.name]])
 
 

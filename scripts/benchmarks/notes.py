@@ -93,7 +93,8 @@ def models(results: dict, laboratory: dict) -> str:
             f"The widest gap is {gaps[widest]:.1f} % ({widest}).",
             "- Without oneDNN and with one inter-op thread, gradients equal those of "
             "`tf.gradients` bit for bit on all models"
-            f"{' except ' * bool(unequal)}{'; '.join(unequal)}.",
+            f"{' except ' * bool(unequal)}{'; '.join(unequal)}"
+            f"{' (running sums in another order: equal to rounding)' * bool(unequal)}.",
         ]
     )
 

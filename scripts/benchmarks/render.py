@@ -54,6 +54,7 @@ def texts(files: dict[str, dict], mixed: bool) -> dict[str, str]:
         "predictions": tables.predictions_table(results["models"]),
         "planning": notes.planning(results["models"], results["planning"]),
         "loops": tables.loops_table(results["loops"]["networks"]),
+        "pieces": tables.pieces_table(results["pieces"]),
         "eager": tables.eager_table(results["eager"]),
     }
 
@@ -77,8 +78,9 @@ def main() -> None:
     mixed = parser.parse_args().mixed
     files = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in NAMES}
     filled = texts(files, mixed)
-    for page in (ROOT / "README.md", DOCS / "results.md", DOCS / "by-hand.md", DOCS / "loops.md"):
-        fill(page, filled)
+    for name in ("results", "by-hand", "loops", "pieces"):
+        fill(DOCS / f"{name}.md", filled)
+    fill(ROOT / "README.md", filled)
     resnet = plan_of(CifarResNet(56), 128)
     resnet.plot(FIGURES / "timeline.png")
     resnet.plot_frontier(FIGURES / "frontier.png")

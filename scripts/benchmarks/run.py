@@ -25,8 +25,8 @@ HERE = Path(__file__).resolve().parent
 
 #: Each is a module here, with its sections, and a file of results.
 NAMES = (
-    "models laboratory gradients keras_fit eager xla planning corpus compare depth loops pieces".split()
-)
+    "models laboratory gradients keras_fit eager xla planning corpus compare depth loops pieces"
+).split()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

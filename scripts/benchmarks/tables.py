@@ -207,6 +207,49 @@ def loops_table(rows: dict) -> str:
     return table(labelled(rows), columns)
 
 
+#: A loss in chunks by hand, in JAX.
+CHUNKED = "jax.checkpoint by block, loss in 16 chunks"
+
+
+def pieces_table(results: dict) -> str:
+    """Peaks, and times where the step ran, with and without pieces."""
+
+    def shown(way: str) -> Callable[[dict], str | None]:
+        def of(row: dict) -> str | None:
+            if way not in row:
+                return None
+            found, plain = row[way], row["JAX" if way == CHUNKED else "tf.gradients"]
+            size = found.get("peak_bytes", found.get("bytes"))
+            ratio = plain.get("peak_bytes", plain.get("bytes")) / size
+            time = f" at {found['time_ratio']:.2f}×" if "time_ratio" in found else ""
+            return f"{size / 1e6:,.0f} MB ({ratio:.1f}×){time}"
+
+        return of
+
+    headings = {
+        "memory": "`memory`",
+        "pieces": "with `pieces=True`",
+        "8 pieces": "with `pieces=8`",
+        CHUNKED: "`jax.checkpoint`, loss in chunks",
+    }
+    rows = [
+        row | {"tf.gradients": row.get("tf.gradients", row.get("plain"))}
+        for section in results.values()
+        for row in labelled(section)
+    ]
+
+    def plain(row: dict) -> float:
+        found = row["tf.gradients"]
+        return found.get("peak_bytes", found.get("bytes")) / 1e6
+
+    columns = [
+        Column("network", label),
+        Column("`tf.gradients`", plain, "{:,.0f} MB"),
+        *(Column(heading, shown(way)) for way, heading in headings.items()),
+    ]
+    return table(rows, columns)
+
+
 #: way: heading, and the plain step of its framework.
 XLA = {
     "memory": ("`memory`", "tf.gradients"),
