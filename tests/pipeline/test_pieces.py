@@ -145,43 +145,63 @@ def test_wrong_numbers(pieces, error):
         Head(by(pieces=pieces))
 
 
-def language_model(tokens=32, words=2000, loss=None, **compiled):
+def language_model(head=None, mask=False, loss=None, **compiled):
     keras.utils.set_random_seed(0)
-    inputs = keras.Input((tokens,), dtype="int32")
-    h = keras.layers.Embedding(words, 32)(inputs)
+    inputs = keras.Input((32,), dtype="int32")
+    h = keras.layers.Embedding(2000, 32, mask_zero=mask)(inputs)
     h += keras.layers.MultiHeadAttention(4, 8)(h, h, use_causal_mask=True)
-    model = keras.Model(inputs, keras.layers.Dense(words)(keras.layers.LayerNormalization()(h)))
-    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1), loss, **compiled)
+    h = keras.layers.LayerNormalization()(h)
+    model = keras.Model(inputs, keras.layers.Dense(2000, head, dtype="float32")(h))
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=head is None)
+    optimizer = keras.optimizers.SGD(0.1)
+    if keras.mixed_precision.dtype_policy().name == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, loss, **compiled)
     return model
 
 
-def trained(model, **given):
+def trained(model, one_hot=False, **given):
     random = np.random.default_rng(0)
     x, y = (random.integers(0, 2000, (19, 32)) for _ in range(2))
+    y = keras.utils.to_categorical(y, 2000) if one_hot else y
     history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False, **given)
     return history.history, model.get_weights()
 
 
+WEIGHTS = np.linspace(0, 1, 19 * 32).reshape(19, 32)
+SMOOTHED = {
+    "loss": lambda: keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+}
+
+
 @pytest.mark.parametrize(
-    ("compiled", "given"),
+    ("built", "given", "policy"),
     [
-        ({"metrics": ["accuracy"]}, {}),
-        ({}, {"sample_weight": np.linspace(0, 1, 19 * 32).reshape(19, 32)}),
-        ({"jit_compile": True}, {}),
-        ({"steps_per_execution": 2}, {}),
+        ({"metrics": ["accuracy"]}, {"sample_weight": WEIGHTS}, "float32"),
+        pytest.param({"head": "softmax"}, {}, "float32", marks=pytest.mark.slow),
+        pytest.param({"mask": True}, {}, "float32", marks=pytest.mark.slow),
+        pytest.param(SMOOTHED, {"one_hot": True}, "float32", marks=pytest.mark.slow),
+        pytest.param({}, {}, "mixed_float16", marks=pytest.mark.slow),
+        pytest.param({"steps_per_execution": 2}, {}, "mixed_bfloat16", marks=pytest.mark.slow),
+        ({"jit_compile": True}, {}, "float32"),
     ],
-    ids=["metric", "weights", "compiled", "two steps"],
+    ids=["weights", "softmax", "mask", "smoothed", "float16", "bfloat16", "compiled"],
 )
-def test_fit_with_a_last_batch_that_is_smaller(compiled, given):
-    losses, weights = trained(language_model(**compiled), **given)
-    model = save_memory(language_model(**compiled), pieces=4)
-    ours, own = trained(model, **given)
+def test_fit_with_a_last_batch_that_is_smaller(built, given, policy):
+    keras.mixed_precision.set_dtype_policy(policy)
+    try:
+        built = {name: value() if callable(value) else value for name, value in built.items()}
+        losses, weights = trained(language_model(**built), **given)
+        model = save_memory(language_model(**built), pieces=4)
+        ours, own = trained(model, **given)
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
     assert any(one.pieces == 4 for one in plans_of_model(model)[-1].pieces)
     for name in losses:
         np.testing.assert_allclose(ours[name], losses[name], rtol=1e-6)
+    exact = 1e-6 if policy == "float32" else 1e-3
     for a, b in zip(own, weights, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=0, atol=exact)
 
 
 def test_a_tape_in_a_function():

@@ -207,7 +207,7 @@ def test_the_values_are_those_of_the_plain_step(form, known):
     assert region.largest.op not in network.step.needed, "it is still computed at once"
 
 
-@pytest.mark.parametrize("count", [3, ROWS, ROWS + 5])
+@pytest.mark.parametrize("count", [3, ROWS + 5])
 @pytest.mark.parametrize("form", [with_bias, attention, mlp], ids=lambda form: form.__name__)
 def test_in_any_number_of_pieces(form, count):
     check(form, "time", count)
