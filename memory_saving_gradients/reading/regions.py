@@ -142,7 +142,11 @@ def regions_of(
     for tensor in (t for t in largest if t.bytes >= least_bytes):
         seed = reading.step.graph.get_tensor_by_name(tensor.name)
         wanted = only is None or seed.op.name in only
-        of_weights = seed.op.type in kinds.SOURCES or seed.op in reading.step.after
+        of_weights = (
+            seed.op.type in kinds.SOURCES
+            or seed.op in reading.step.after
+            or reading.tensor_of[seed.name] in reading.roles.of_weights
+        )
         if seed.op in taken or not seed.dtype.is_floating or of_weights or not wanted:
             continue
         try:
