@@ -1,14 +1,12 @@
-"""Budgets on the hard graphs of tests/corpus.py: does a run keep them, in every setting?
+"""Budgets on the hard graphs of tests/corpus.py: does a run keep them?
 
-That is with oneDNN and a thread for each core, as TensorFlow is installed, and without oneDNN and
-with one inter-op thread, as tests are run. On 2 cores it takes about 45 minutes.
+With oneDNN and a thread for each core, as TensorFlow is installed. On 2 cores it takes about 20
+minutes.
 """
 
 from __future__ import annotations
 
 import functools
-
-import tensorflow as tf
 
 from memory_saving_gradients import BudgetError, gradients
 from scripts.benchmarks.common import Section, in_session
@@ -35,9 +33,8 @@ def within(name: str, budget: float | str) -> dict[str, int | None] | None:
     }
 
 
-def measured(threads: int, name: str) -> dict[str, dict | None]:
+def measured(name: str) -> dict[str, dict | None]:
     """Of one graph: every budget, and the lowest that can be met."""
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
     found = {f"{share:g}": within(name, share) for share in SHARES}
     if lowest := (within(name, 0.01) or {}).get("lowest"):
         found["lowest"] = within(name, f"{lowest}B")
@@ -45,10 +42,7 @@ def measured(threads: int, name: str) -> dict[str, dict | None]:
 
 
 SECTIONS = {
-    f"oneDNN {onednn}, threads {threads}": Section(
-        [name for name in CORPUS if name not in LARGE],
-        functools.partial(measured, threads),
-        {"TF_ENABLE_ONEDNN_OPTS": onednn, "PYTHONWARNINGS": "ignore"},
+    "default": Section(
+        [name for name in CORPUS if name not in LARGE], measured, {"PYTHONWARNINGS": "ignore"}
     )
-    for onednn, threads in (("1", 0), ("0", 1))
 }

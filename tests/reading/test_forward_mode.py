@@ -43,5 +43,5 @@ def test_tangents_are_counted_and_recomputed():
     """Both those of activations, and those of gradients, that are made while it differentiates."""
     (plan,) = msg.get_plans(traced(True).func.graph)
     ours, plain = (function_peak(traced, ours) for ours in (True, False))
-    assert plan.baseline_peak_bytes == pytest.approx(plain, rel=0.3)
+    assert plan.baseline_peak_bytes == pytest.approx(plain, rel=0.4)
     assert ours < 0.55 * plain
