@@ -55,7 +55,7 @@ def test_a_model_split_over_devices_keeps_them():  # gradient-checkpointing#38
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.measured
+@pytest.mark.slow
 def test_mirrored_replicas_run_in_pieces():
     ((losses, weights, _),) = run((distributed.mirrored_pieces, False))
     ((ours, own, pieces),) = run((distributed.mirrored_pieces, True))

@@ -51,6 +51,7 @@ def in_pieces(step: BackwardPass, regions: Mapping[Region, int]) -> BackwardPass
         gone.update(pieces.region.signatures)
     for pieces in every:  # only now, as a region may read another one
         pieces.reroute()
+    order.check_acyclic(step.graph)
     made = step.graph.get_operations()[known:]
     results = tuple(moved.get(t.name, t) for t in step.results)
     for before_, after in zip(step.results, results, strict=True):

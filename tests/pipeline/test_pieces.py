@@ -183,7 +183,7 @@ SMOOTHED = {
         pytest.param(SMOOTHED, {"one_hot": True}, "float32", marks=pytest.mark.slow),
         pytest.param({}, {}, "mixed_float16", marks=pytest.mark.slow),
         pytest.param({"steps_per_execution": 2}, {}, "mixed_bfloat16", marks=pytest.mark.slow),
-        ({"jit_compile": True}, {}, "float32"),
+        pytest.param({"jit_compile": True}, {}, "float32", marks=pytest.mark.slow),
     ],
     ids=["weights", "softmax", "mask", "smoothed", "float16", "bfloat16", "compiled"],
 )

@@ -195,6 +195,7 @@ def check(form, known, count, batch=BATCH):
 
 @pytest.mark.parametrize("known", ["all", "time", "none"])
 @pytest.mark.parametrize("form", HEADS_OF_LOSSES + IN_THE_MIDDLE, ids=lambda form: form.__name__)
+@pytest.mark.sweep(2)
 def test_the_values_are_those_of_the_plain_step(form, known):
     if known == "none" and form in ATTENTION:
         return  # these write the number of tokens into the graph
