@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -491,11 +491,13 @@ def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     op._update_input(index, tensor)
 
 
-def reroute(tensor: tf.Tensor, other: tf.Tensor) -> None:
-    """Makes all readers of a tensor read another one, except for the op that makes that one."""
+def reroute(tensor: tf.Tensor, other: tf.Tensor, but: Container[tf.Operation] = ()) -> None:
+    """Makes the readers of a tensor, but for some and the op that makes `other`, read `other`."""
     for reader in tensor.consumers():
+        if reader is other.op or reader in but:
+            continue
         for i, read in enumerate(reader.inputs):
-            if read is tensor and reader is not other.op:
+            if read is tensor:
                 update_input(reader, i, other)
 
 

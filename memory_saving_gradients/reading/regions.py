@@ -32,12 +32,10 @@ from memory_saving_gradients.reading.read import Reading
 
 # A region takes in the ops that touch a tensor with at least this share of its largest's elements.
 _LARGE = 0.5
-
-
 # The most ops between those of a region that are taken in.
 _MOST_BETWEEN = 100
 # Ops that read only shapes of tensors.
-_OF_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+_OF_SHAPES = kinds.SHAPE_ONLY - {"BroadcastGradientArgs"}  # which reads shapes
 _WAIT_FOR_NOTHING = _OF_SHAPES | {"Const"}
 
 
@@ -316,8 +314,7 @@ class _Growth:
             if tensor.name in self.search.returned:
                 raise NeedsAllRows(f'the step returns "{tensor.name}"')
             for op in dict.fromkeys([tensor.op, *tensor.consumers()]):
-                unused = op in self.search.step.new and op not in self.search.ours
-                if op in self.signatures or op.type in _OF_SHAPES or unused:
+                if op.type in _OF_SHAPES or not self._is_outside(op):
                     continue
                 if not self._take_in(op, waiting) and op is not tensor.op and self._runs(op):
                     raise NeedsAllRows(f'"{op.name}" ({op.type}) reads all rows of it at once')
@@ -409,7 +406,7 @@ class _Growth:
         outputs, sums = [], []
         for op in ops:
             for tensor, n in zip(op.outputs, self.signatures[op].outputs, strict=True):
-                readers = filter(self._reads_outside, tensor.consumers())
+                readers = filter(self._is_outside, tensor.consumers())
                 read = any(r.type not in _OF_SHAPES for r in readers)
                 if not read and tensor.name not in self.search.returned:
                     continue
@@ -440,7 +437,8 @@ class _Growth:
             if any(region.size(sizes) is None for sizes in self.shapes.dims(tensor)):
                 raise NeedsAllRows(f'the shape of "{tensor.name}" is unknown')
 
-    def _reads_outside(self, op: tf.Operation) -> bool:
+    def _is_outside(self, op: tf.Operation) -> bool:
+        """Whether an op is not in the region, and somebody may need it."""
         unused = op in self.search.step.new and op not in self.search.ours
         return op not in self.signatures and not unused
 

@@ -204,8 +204,13 @@ def _loops(plan: PlanData) -> RenderableType:
     for loop in plan.loops:
         able = [f"{loop.rounds:,}", f"{loop.every or '-'}"]
         held = [_mb(loop.plain_bytes), _mb(loop.held_bytes)]
-        table.add_row(Text(loop.name), *([""] * 4 if loop.why else [*able, *held]), Text(loop.why))
+        _add_able(table, loop.name, [*able, *held], loop.why)
     return table
+
+
+def _add_able(table: Table, name: str, cells: list[str], why_not: str) -> None:
+    """Adds a row for what can be changed, or that says why it cannot."""
+    table.add_row(Text(name), *([""] * len(cells) if why_not else cells), Text(why_not))
 
 
 def _pieces(plan: PlanData) -> RenderableType:
@@ -222,7 +227,7 @@ def _pieces(plan: PlanData) -> RenderableType:
     for one in plan.pieces:
         sizes = [f"{one.rows:,}", f"{one.pieces}", _mb(one.bytes), _mb(one.bytes // one.pieces)]
         how = "at once" if one.at_once else "forward again"
-        table.add_row(Text(one.name), *([""] * 5 if one.why else [*sizes, how]), Text(one.why))
+        _add_able(table, one.name, [*sizes, how], one.why)
     return table
 
 

@@ -60,13 +60,12 @@ def in_pieces(step: BackwardPass, regions: Mapping[Region, int]) -> BackwardPass
     needed = frozenset(order.needed(t.op for t in results))
     sums = {t.name for region in regions for t in region.sums}
     live_out = step.live_out and tuple(moved.get(t.name, t) for t in step.live_out)
-    beside = (step.beside - gone) & frozenset(order.needed(step.beside - gone))
     return dataclasses.replace(
         step,
         results=results,
         new=step.new.union(made),
         needed=needed,
-        beside=beside - needed,
+        beside=step.beside - gone - needed,
         live_out=live_out,
         pieces=step.pieces | in_backward,
         reordered=(*step.reordered, *sorted(name.removesuffix(":0") for name in sums)),
@@ -97,7 +96,6 @@ class _Pieces:
             forward = [op for op in region.signatures if op not in backward]
             if region.at_once:
                 self._stage([*region.signatures], ())
-                self.in_backward.update(self.graph.get_operations()[known:])
             else:
                 self._stage(forward, ())
                 known = len(self.graph.get_operations())
@@ -105,7 +103,7 @@ class _Pieces:
                 again = {*order.leading_to(own, self._before)}
                 late = [t for t in region.inputs if t.op in self.step.new]
                 self._stage([op for op in region.signatures if op in again], late, backward)
-                self.in_backward.update(self.graph.get_operations()[known:])
+            self.in_backward.update(self.graph.get_operations()[known:])
             for op in region.sizes:
                 self._read_sizes(op)
             for op in region.constants:
@@ -117,11 +115,7 @@ class _Pieces:
     def reroute(self) -> None:
         """Makes the ops outside the region read the pieces."""
         for tensor, other in self.later:
-            for reader in tensor.consumers():
-                if reader not in self.region.signatures:
-                    for i, read in enumerate(reader.inputs):
-                        if read is tensor:
-                            tf_private.update_input(reader, i, other)
+            tf_private.reroute(tensor, other, self.region.signatures)
 
     def _count_rows(self) -> None:
         """Sets the rows of the region and of each piece: ints, or int32 scalars of the graph."""

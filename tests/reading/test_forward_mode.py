@@ -42,6 +42,7 @@ def test_values_are_those_of_the_plain_tape():
 def test_tangents_are_counted_and_recomputed():
     """Both those of activations, and those of gradients, that are made while it differentiates."""
     (plan,) = msg.get_plans(traced(True).func.graph)
-    ours, plain = (function_peak(traced, ours) for ours in (True, False))
-    assert plan.baseline_peak_bytes == pytest.approx(plain, rel=0.4)
+    ours = function_peak(traced, True)
+    plain = min(function_peak(traced, False) for _ in range(2))  # threads may race ahead
+    assert plan.baseline_peak_bytes == pytest.approx(plain, rel=0.3)
     assert ours < 0.55 * plain

@@ -135,20 +135,20 @@ IN_THE_MIDDLE = [mlp, two_mlps, *ATTENTION]
 class Network:
     """A network with one form in it, its gradients, and the regions that were found."""
 
-    def __init__(self, form, known):
+    def __init__(self, form, known, dtype=np.float32):
         random = np.random.default_rng(0)
         batch = BATCH if known == "all" else None
         time = None if known == "none" else TIME
         self.weights = []
 
         def weight(name, *shape):
-            value = random.standard_normal(shape).astype(np.float32) * 0.5
+            value = (random.standard_normal(shape) * 0.5).astype(dtype)
             self.weights.append(v1.get_variable(name, initializer=value, use_resource=True))
             return self.weights[-1] + 0.0
 
         self.graph = tf.Graph()
         with self.graph.as_default():
-            x = v1.placeholder(tf.float32, (batch, time, WIDTH))
+            x = v1.placeholder(dtype, (batch, time, WIDTH))
             labels = v1.placeholder(tf.int32, (batch, time))
             h = tf.tanh(tf.tensordot(x, weight("first", WIDTH, WIDTH), 1))
             self.loss = form(h, labels, weight)
@@ -180,8 +180,8 @@ class Network:
         return largest[0]
 
 
-def check(form, known, count, batch=BATCH):
-    network = Network(form, known)
+def check(form, known, count, batch=BATCH, dtype=np.float32):
+    network = Network(form, known, dtype)
     plain = network.run(batch)
     region = network.split(count)
     ours = network.run(batch)
@@ -272,6 +272,6 @@ def test_random_networks(names, count, known, in_the_middle):
             h = ROW_WISE[name](h, lambda name, *shape, i=i: weight(f"{name}{i}", *shape))
         return end(h) if in_the_middle else tf.reduce_mean(tf.reduce_logsumexp(h, -1))
 
-    network = Network(form, known)
-    if network.regions:
-        check(form, known, count)
+    # In double precision, as gradients may be small differences of large terms.
+    if Network(form, known, np.float64).regions:
+        check(form, known, count, dtype=np.float64)
