@@ -13,8 +13,9 @@ from memory_saving_gradients.pipeline.decide import against_plain, decide, value
 from memory_saving_gradients.planning.plan_data import PiecesPlan
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.reading.growing import regions_of
 from memory_saving_gradients.reading.read import Reading
-from memory_saving_gradients.reading.regions import Region, regions_of, with_pieces
+from memory_saving_gradients.reading.regions import Region, with_pieces
 
 #: The number of pieces of each region that does not stay whole.
 Counts: TypeAlias = dict[Region, int]

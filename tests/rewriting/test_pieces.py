@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from memory_saving_gradients.graph.shapes import InputSizes
 from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.growing import regions_of
 from memory_saving_gradients.reading.read import read
-from memory_saving_gradients.reading.regions import regions_of
 from memory_saving_gradients.rewriting.pieces import in_pieces
 
 v1 = tf.compat.v1
