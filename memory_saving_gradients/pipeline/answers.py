@@ -18,7 +18,7 @@ import numpy as np
 from memory_saving_gradients import planning
 from memory_saving_gradients.console.progress_bar import say
 from memory_saving_gradients.console.warning import warn
-from memory_saving_gradients.planning import anneal, runs
+from memory_saving_gradients.planning import anneal
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import lowest, pinning, within
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
@@ -83,15 +83,15 @@ def _planned(question: Question, problem: Problem) -> Schedule:
 @functools.cache
 def _say_if_compiling() -> None:
     """Says, once per process, that the planner has to be compiled, which takes a while."""
-    if not runs.is_stored():
+    if not anneal.is_stored():
         warn(
             "memory_saving_gradients: the planner is compiled in every process, which takes about "
-            "15 seconds, as neither its own folder nor the user's cache is writable: set "
+            "10 seconds, as neither its own folder nor the user's cache is writable: set "
             "NUMBA_CACHE_DIR to a writable folder."
         )
     elif not anneal.is_compiled():
         say(
-            "memory_saving_gradients: compiling the planner, once on this machine: about 15 seconds"
+            "memory_saving_gradients: compiling the planner, once on this machine: about 10 seconds"
         )
 
 

@@ -33,18 +33,21 @@ from memory_saving_gradients.planning.moves import (
     tidy,
     undo,
 )
+from memory_saving_gradients.planning.native import (
+    compiled,
+    inlined,
+    is_compiled_here,
+    is_stored_here,
+)
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.runs import (
     Runs,
     Step,
     add,
-    compiled,
     has,
-    is_compiled_here,
     may_add,
     op_of,
     ops_of,
-    part,
     peak_of,
     remove,
     total_above,
@@ -94,6 +97,11 @@ class Search(NamedTuple):
 def is_compiled() -> bool:
     """Whether the compiled search is cached on this machine; else its first call compiles it."""
     return is_compiled_here(_search)
+
+
+def is_stored() -> bool:
+    """Whether the compiled search is cached for the next process."""
+    return is_stored_here(_search)
 
 
 def annealed(
@@ -258,7 +266,7 @@ def _settle(step: Step, runs: Runs, budget: int, tries: int, room: Room) -> None
                 at -= 1
 
 
-@part
+@inlined
 def _first_of(step: Step, runs: Runs, op: int) -> int:
     """The first run of an op."""
     for i in range(runs.length[0]):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memory_saving_gradients.planning.native import inlined, part
 from memory_saving_gradients.planning.runs import (
     Runs,
     Step,
@@ -19,7 +20,6 @@ from memory_saving_gradients.planning.runs import (
     is_idle,
     may_add,
     op_of,
-    part,
     remove,
 )
 
@@ -80,7 +80,7 @@ def undo(step: Step, runs: Runs, budget: int, room: Room) -> None:
             add(step, runs, ~trail[i], budget)
 
 
-@part
+@inlined
 def in_the_way(runs: Runs, candidates: np.ndarray, budget: int) -> tuple[int, int]:
     """A tensor that is alive, but not read, during a run that exceeds the budget; -1 for none.
 
@@ -98,7 +98,7 @@ def in_the_way(runs: Runs, candidates: np.ndarray, budget: int) -> tuple[int, in
     return -1, 0
 
 
-@part
+@inlined
 def _exceeding(runs: Runs, budget: int) -> int:
     """The first run that exceeds the budget, from a random one on; there is one."""
     length = runs.length[0]
@@ -110,7 +110,7 @@ def _exceeding(runs: Runs, budget: int) -> int:
     return at
 
 
-@part
+@inlined
 def anything(runs: Runs, candidates: np.ndarray) -> tuple[int, int]:
     """A tensor and the place of an event of it; -1 for none."""
     tensor = candidates[np.random.randint(len(candidates))]
@@ -120,7 +120,7 @@ def anything(runs: Runs, candidates: np.ndarray) -> tuple[int, int]:
     return tensor, runs.events_at[tensor] + 1 + np.random.randint(count - 1)
 
 
-@part
+@inlined
 def run_again(
     step: Step, runs: Runs, tensor: int, place: int, terms: Terms, room: Room
 ) -> tuple[int, float]:
@@ -166,7 +166,7 @@ def run_again(
     return more, dearer
 
 
-@part
+@inlined
 def _relief(step: Step, runs: Runs, tensor: int, place: int, budget: int) -> int:
     """By how much the excess falls if a tensor is not alive between two successive events."""
     length, size = runs.length[0], step.size[tensor]
@@ -179,7 +179,7 @@ def _relief(step: Step, runs: Runs, tensor: int, place: int, budget: int) -> int
     return relief
 
 
-@part
+@inlined
 def run_less(step: Step, runs: Runs, budget: int, room: Room) -> tuple[int, float]:
     """Removes a random second run."""
     key = runs.keys[np.random.randint(runs.length[0])]
@@ -196,7 +196,7 @@ def take_away(step: Step, runs: Runs, key: int, budget: int, room: Room) -> tupl
     return remove(step, runs, key, budget), -step.cost[op_of(key, step.ops)]
 
 
-@part
+@inlined
 def run_elsewhere(step: Step, runs: Runs, terms: Terms, room: Room) -> tuple[int, float]:
     """Moves a second run to another slot, or an op that first runs late to the forward pass."""
     factor = step.ops + 1

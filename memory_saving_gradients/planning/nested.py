@@ -16,8 +16,8 @@ import numpy as np
 
 from memory_saving_gradients.planning.cuts import Segments
 from memory_saving_gradients.planning.keep import without_unread
+from memory_saving_gradients.planning.native import compiled
 from memory_saving_gradients.planning.problem import Problem
-from memory_saving_gradients.planning.runs import compiled
 
 #: The most positions that are tried as cuts.
 MOST_CUTS = 64
@@ -64,14 +64,17 @@ class Nested:
         whole = np.diff(segments.held, append=segments.held[-1])
         self._keep = steps(segments.keep)
         self._kept = np.stack([steps(whole), steps(dear)])
-        self._cost, self._choice = _cheapest(
+        shape = (len(self._cuts) + 1, len(self._cuts) + 1, _STEPS + 1)
+        self._cost, self._choice = np.full(shape, np.inf), np.zeros(shape, np.int16)
+        _cheapest(
             self._keep,
             steps(np.maximum(segments.take, 0)),
             steps(np.maximum(segments.last, 0)),
             self._kept,
             np.append(0.0, cost.cumsum()),
             np.stack([np.zeros_like(cheap), cheap]),
-            _STEPS,
+            self._cost,
+            self._choice,
         )
         self._slots = [
             problem.forward_count + int(np.argmax(segments.of_backward < q))
@@ -127,23 +130,23 @@ def _cheapest(
     kept: np.ndarray,
     cost: np.ndarray,
     again: np.ndarray,
-    steps: int,
-) -> tuple[np.ndarray, np.ndarray]:
+    least: np.ndarray,
+    choice: np.ndarray,
+) -> None:
     """For segments p up to q and a budget `room`: the least cost of recomputing them, and how.
 
-    The choice is 0 to run all of them; s to run them up to cut s, and come back to them; -1 to run
-    the first one and keep its outputs; -2 to keep only those that cannot be recomputed cheaply, and
-    run the rest `again`. The first run, up to the end, costs nothing.
+    They are written to `least` and `choice`. The choice is 0 to run all of them; s to run them up
+    to cut s, and come back to them; -1 to run the first one and keep its outputs; -2 to keep only
+    those that cannot be recomputed cheaply, and run the rest `again`. The first run, up to the end,
+    costs nothing.
     """
     count = len(last)
-    least = np.full((count + 1, count + 1, steps + 1), np.inf)
-    choice = np.zeros((count + 1, count + 1, steps + 1), np.int16)
     for length in range(1, count + 1):
         for p in range(count - length + 1):
             q = p + length
             to_end = q == count
             needs = last[p] if to_end else take[p, q]
-            for room in range(steps + 1):
+            for room in range(least.shape[2]):
                 best, how = np.inf, 0
                 if needs <= room:
                     best = 0.0 if to_end else cost[q] - cost[p]
@@ -164,4 +167,3 @@ def _cheapest(
                                 best, how = total, -1 - way
                 least[p, q, room] = best
                 choice[p, q, room] = how
-    return least, choice

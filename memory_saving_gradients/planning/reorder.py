@@ -7,10 +7,13 @@ does not change.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from memory_saving_gradients.planning.native import compiled, part
 from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.runs import Step, compiled, part
+from memory_saving_gradients.planning.runs import Step
 from memory_saving_gradients.planning.simulate import simulate
 
 # The search reduces the bytes above this share of the peak.
@@ -48,8 +51,10 @@ def reordered(problem: Problem, schedule: Schedule, seed: int = 0) -> Schedule:
     parts = np.split(runs, np.flatnonzero(is_last)[:-1] + 1)
     begins = np.cumsum([0, *map(len, parts)])
     forward = int(is_last[: np.argmax(runs >= problem.forward_count)].sum())
-    order = _search(Step.of(problem), runs, begins, forward, aim, moves, seed)
-    return np.concatenate([parts[i] for i in order]).tolist()
+    best = np.arange(len(parts))
+    order, room = best.copy(), Room.new(problem, len(runs))
+    _search(Step.of(problem), runs, begins, forward, aim, moves, seed, room, order, best)
+    return np.concatenate([parts[i] for i in best]).tolist()
 
 
 def _is_last(problem: Problem, runs: np.ndarray) -> np.ndarray:
@@ -63,6 +68,33 @@ def _is_last(problem: Problem, runs: np.ndarray) -> np.ndarray:
     return is_backward | (is_first & ~is_backward.cumsum().astype(bool))
 
 
+class Room(NamedTuple):
+    """Arrays that an evaluation writes to.
+
+    Attributes:
+        live: by moment, the change in bytes alive; moment 0 stands for never.
+        lent: by moment, the bytes of the buffer that an input lends to an output.
+        workspace: by moment, the scratch space.
+        made, last, lends: by tensor, when its newest copy is made and last read, and whether that
+            reader's output may reuse its buffer.
+        ran: by op, whether it ran.
+    """
+
+    live: np.ndarray
+    lent: np.ndarray
+    workspace: np.ndarray
+    made: np.ndarray
+    last: np.ndarray
+    lends: np.ndarray
+    ran: np.ndarray
+
+    @classmethod
+    def new(cls, problem: Problem, runs: int) -> Room:
+        moments = (np.zeros(runs + 2, np.int64) for _ in range(3))
+        tensors = (np.zeros(len(problem.tensors), kind) for kind in (np.int64, np.int64, np.bool_))
+        return cls(*moments, *tensors, np.zeros(len(problem.ops), np.bool_))
+
+
 @compiled
 def _search(
     step: Step,
@@ -72,16 +104,17 @@ def _search(
     aim: int,
     moves: int,
     seed: int,
-) -> np.ndarray:
-    """The best order found of the parts of `runs`: that with the fewest bytes above `aim`.
+    room: Room,
+    order: np.ndarray,
+    best: np.ndarray,
+) -> None:
+    """Searches orders of the parts of `runs`; writes that with the fewest bytes above `aim`.
 
     The `forward` parts of the forward pass stay before the others.
     """
     np.random.seed(seed)
     count = len(begins) - 1
-    order = np.arange(count)
-    best = np.arange(count)
-    now = least = _above(step, runs, begins, order, aim)
+    now = least = _above(step, runs, begins, order, aim, room)
     for move in range(moves):
         block = 1 + np.random.randint(_BLOCK) if np.random.random() < 0.5 else 1
         far = 1 + int(np.random.random() ** 3 * _FARTHEST)
@@ -91,7 +124,7 @@ def _search(
         if end > count or at < forward < end:
             continue
         _swap(order, at, first, second)
-        then = _above(step, runs, begins, order, aim)
+        then = _above(step, runs, begins, order, aim, room)
         heat = _HOT * (1 - move / moves) * now
         if then <= now or np.random.random() * heat < heat * np.exp((now - then) / (heat + 1e-9)):
             now = then
@@ -101,60 +134,70 @@ def _search(
                     best[i] = order[i]
         else:
             _swap(order, at, second, first)
-    return best
 
 
 @part
 def _swap(order: np.ndarray, at: int, first: int, second: int) -> None:
     """Swaps two neighbouring blocks: the `first` entries from `at`, and the `second` after them."""
-    moved = order[at : at + first].copy()
-    for i in range(second):
-        order[at + i] = order[at + first + i]
-    for i in range(first):
-        order[at + second + i] = moved[i]
+    _turn(order, at, at + first)
+    _turn(order, at + first, at + first + second)
+    _turn(order, at, at + first + second)
 
 
 @part
-def _above(step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, aim: int) -> float:
+def _turn(order: np.ndarray, begin: int, end: int) -> None:
+    """Reverses the entries from `begin` up to `end`."""
+    for i in range((end - begin) // 2):
+        order[begin + i], order[end - 1 - i] = order[end - 1 - i], order[begin + i]
+
+
+@part
+def _above(
+    step: Step, runs: np.ndarray, begins: np.ndarray, order: np.ndarray, aim: int, room: Room
+) -> float:
     """The bytes alive above `aim`, summed over all runs; infinite if the order is invalid."""
-    count, tensors = len(runs), len(step.size)
-    live, workspace = np.zeros(count + 2, np.int64), np.zeros(count + 1, np.int64)
-    lent, last = np.zeros(count + 1, np.int64), np.zeros(tensors, np.int64)
-    made, lends = np.zeros(tensors, np.int64), np.zeros(tensors, np.bool_)
-    ran = np.zeros(step.ops, np.bool_)
-    at = 0
+    live, lent, made, last = room.live, room.lent, room.made, room.last
+    live[:], lent[:], made[:], room.ran[:] = 0, 0, 0, False
+    count, at = len(runs), 0
     for i in range(len(order)):
         for run in range(begins[order[i]], begins[order[i] + 1]):
             op = runs[run]
             at += 1  # so that 0 stands for never
-            if not ran[op]:
+            if not room.ran[op]:
                 for edge in range(step.waits_at[op], step.waits_at[op + 1]):
-                    if not ran[step.waits[edge]]:
+                    if not room.ran[step.waits[edge]]:
                         return np.inf
-                ran[op] = True
+                room.ran[op] = True
             for edge in range(step.reads_at[op], step.reads_at[op + 1]):
                 tensor = step.reads[edge]
                 if not made[tensor]:
                     return np.inf
                 last[tensor] = at
-                lends[tensor] = step.fits[edge]
+                room.lends[tensor] = step.fits[edge]
             for edge in range(step.makes_at[op], step.makes_at[op + 1]):
                 tensor = step.makes[edge]
                 if made[tensor]:
-                    _live(live, lent, step.size[tensor], made[tensor], last[tensor], lends[tensor])
+                    _live(
+                        live,
+                        lent,
+                        step.size[tensor],
+                        made[tensor],
+                        last[tensor],
+                        room.lends[tensor],
+                    )
                 made[tensor] = last[tensor] = at
-                lends[tensor] = False
-            workspace[at] = step.workspace[op]
-    for tensor in range(tensors):
+                room.lends[tensor] = False
+            room.workspace[at] = step.workspace[op]
+    for tensor in range(len(made)):
         if made[tensor]:
             is_result = step.is_result[tensor]
             end = count if is_result else last[tensor]
-            lending = lends[tensor] and not is_result
+            lending = room.lends[tensor] and not is_result
             _live(live, lent, step.size[tensor], made[tensor], end, lending)
     total, alive = 0.0, 0
     for at in range(1, count + 1):
         alive += live[at]
-        total += max(0, alive + workspace[at] - lent[at] - aim)
+        total += max(0, alive + room.workspace[at] - lent[at] - aim)
     return total
 
 

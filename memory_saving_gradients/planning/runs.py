@@ -11,15 +11,11 @@ while `simulate` goes through the whole schedule. The two agree (tests/planning/
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from memory_saving_gradients.planning.native import compiled, part
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import simulate
 
@@ -30,43 +26,6 @@ _MORE = 8
 # A peak above the budget counts as higher by the budget / 2**_STEP, so that removing the last bytes
 # of excess is worth the effort.
 _STEP = 6
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-# Numba notices changes in the file of a cached function, but not in files of functions compiled
-# into it.
-_CHANGED = max(file.stat().st_mtime for file in Path(__file__).parent.glob("*.py"))
-
-
-_njit: Any = functools.partial(numba.njit, error_model="numpy", no_cfunc_wrapper=True)
-
-
-def part(function: _Function) -> _Function:
-    """`function`, compiled into its callers; Python cannot call it."""
-    return cast(_Function, _njit(no_cpython_wrapper=True)(function))
-
-
-def compiled(function: _Function) -> _Function:
-    """`function`, compiled at its first call; once per machine where the result can be cached.
-
-    It may call other compiled functions of this folder.
-    """
-    try:
-        dispatcher = _njit(cache=True)(function)
-    except RuntimeError:  # no folder to store it in
-        return cast(_Function, _njit()(function))
-    for index in Path(str(dispatcher.stats.cache_path)).glob(f"*.{function.__name__}-*.nbi"):
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if index.stat().st_mtime < _CHANGED:
-                index.unlink()
-    return cast(_Function, dispatcher)
-
-
-def is_compiled_here(function: Any) -> bool:
-    """Whether `function`, which is `compiled`, is cached on this machine."""
-    return any(Path(function.stats.cache_path).glob(f"*.{function.__name__}-*.nbi"))
 
 
 class Step(NamedTuple):
@@ -208,11 +167,6 @@ def op_of(key: int, count: int) -> int:
     """The op that a key runs."""
     op = key % (count + 1)
     return op if op < count else key // (count + 1)
-
-
-def is_stored() -> bool:
-    """Whether compiled functions are cached for the next process."""
-    return cast(Any, peak_of).stats.cache_path is not None
 
 
 @part

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.pipeline import answers
-from memory_saving_gradients.planning import anneal, runs
+from memory_saving_gradients.planning import anneal
 from memory_saving_gradients.planning.search import UNBOUNDED
 
-PLANNING = Path(runs.__file__).parent
+PLANNING = Path(anneal.__file__).parent
 #: Plans; the warning ends it, so nothing is compiled.
 SCRIPT = """
 import warnings
@@ -61,7 +61,7 @@ def test_where_nothing_can_be_stored_a_warning_names_the_variable(tmp_path):
 
 @pytest.mark.measured
 def test_the_variable_helps(tmp_path):
-    stored = "from memory_saving_gradients.planning import anneal, runs; assert runs.is_stored()"
+    stored = "from memory_saving_gradients.planning import anneal; assert anneal.is_stored()"
     (tmp_path / "place").mkdir()
     done = in_a_read_only_place(tmp_path / "place", stored, NUMBA_CACHE_DIR=str(tmp_path / "store"))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -69,7 +69,7 @@ def test_the_variable_helps(tmp_path):
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_that_warning_comes_once(monkeypatch, stored):
-    monkeypatch.setattr(runs, "is_stored", lambda: stored)
+    monkeypatch.setattr(anneal, "is_stored", lambda: stored)
     answers.forget()
     answers._say_if_compiling.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
@@ -95,7 +95,7 @@ def test_compiling_is_said_once(monkeypatch, caplog):
     assert [one.getMessage() for one in caplog.records].count(COMPILING) == 1
 
 
-COMPILING = "memory_saving_gradients: compiling the planner, once on this machine: about 15 seconds"
+COMPILING = "memory_saving_gradients: compiling the planner, once on this machine: about 10 seconds"
 
 
 def plan_of_a_chain(**options):

@@ -1,8 +1,5 @@
 """Runs added and removed one by one take what a simulation of the whole schedule says."""
 
-import time
-from pathlib import Path
-
 import numba
 import numpy as np
 from hypothesis import given, settings
@@ -22,20 +19,6 @@ def for_python(part):
 
 add, remove, has = map(for_python, (compiled.add, compiled.remove, compiled.has))
 may_add, total_above = map(for_python, (compiled.may_add, compiled.total_above))
-
-
-def one_more(number):
-    return number + 1
-
-
-def test_what_was_compiled_with_an_older_file_is_compiled_anew(monkeypatch):
-    """Numba looks at the file of a function, not at those of the functions that it calls."""
-    assert compiled.compiled(one_more)(1) == 2
-    stored = Path(compiled.compiled(one_more).stats.cache_path)
-    assert list(stored.glob("*.one_more-*.nbi"))
-    monkeypatch.setattr(compiled, "_CHANGED", time.time() + 60)
-    compiled.compiled(one_more)
-    assert not list(stored.glob("*.one_more-*.nbi"))
 
 
 def check(step, runs, budget):
