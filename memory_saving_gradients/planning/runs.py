@@ -263,6 +263,20 @@ def may_add(step: Step, runs: Runs, key: int) -> bool:
 
 
 @part
+def _open(array: np.ndarray) -> None:
+    """Moves all but the last element up, so that the first may be written."""
+    for i in range(len(array) - 1, 0, -1):
+        array[i] = array[i - 1]
+
+
+@part
+def _close(array: np.ndarray) -> None:
+    """Moves all but the first element down, over the first."""
+    for i in range(1, len(array)):
+        array[i - 1] = array[i]
+
+
+@part
 def add(step: Step, runs: Runs, key: int, budget: int) -> int:
     """Adds a run; returns the change in excess."""
     op = op_of(key, step.ops)
@@ -273,10 +287,9 @@ def add(step: Step, runs: Runs, key: int, budget: int) -> int:
     next_op = op_of(runs.keys[at], step.ops)
     for edge in range(step.makes_at[next_op], step.makes_at[next_op + 1]):
         alive -= step.size[step.makes[edge]]
-    for i in range(length, at, -1):
-        runs.keys[i] = runs.keys[i - 1]
-        runs.live[i] = runs.live[i - 1]
-        runs.scratch[i] = runs.scratch[i - 1]
+    _open(runs.keys[at : length + 1])
+    _open(runs.live[at : length + 1])
+    _open(runs.scratch[at : length + 1])
     runs.keys[at] = key
     runs.live[at] = alive
     runs.scratch[at] = step.workspace[op]
@@ -318,10 +331,9 @@ def remove(step: Step, runs: Runs, key: int, budget: int) -> int:
         if place == end or runs.events[place] % 2 == 0:
             excess += _shorten(step, runs, tensor, place, at, budget)
     excess -= above(runs.live[at] + runs.scratch[at], budget)
-    for i in range(at, length - 1):
-        runs.keys[i] = runs.keys[i + 1]
-        runs.live[i] = runs.live[i + 1]
-        runs.scratch[i] = runs.scratch[i + 1]
+    _close(runs.keys[at:length])
+    _close(runs.live[at:length])
+    _close(runs.scratch[at:length])
     runs.length[0] = length - 1
     runs.times[op] -= 1
     return excess
