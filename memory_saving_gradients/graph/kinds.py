@@ -98,9 +98,11 @@ def _handed_on(op: tf.Operation) -> int | None:
     Grappler's constant folding (and XLA) removes such an op: x * 1, x / 1, x + 0, x - 0. In a graph
     with reference variables it may copy x instead, so there we assume nothing.
     """
-    if op.graph not in _handed_on_in:
-        _handed_on_in[op.graph] = None if tf_private.has_references(op.graph) else {}
-    known = _handed_on_in[op.graph]
+    try:
+        known = _handed_on_in[op.graph]
+    except KeyError:
+        known = None if tf_private.has_references(op.graph) else {}
+        _handed_on_in[op.graph] = known
     if known is None:
         return None
     if op.name not in known:

@@ -63,22 +63,26 @@ def dependencies(
         wanted: the ops to begin with.
         within: whether an op belongs to the step; others are left out.
     """
-    graph = nx.DiGraph()
-    waiting = list(dict.fromkeys(wanted))
-    graph.add_nodes_from(waiting)
+    reached = dict.fromkeys(wanted)
+    waiting = [*reached]
+    edges: list[tuple[tf.Operation, tf.Operation]] = []
     going_back: dict[bytes, set[tf.Operation]] = {}  # by frame
     exits: dict[bytes, list[tf.Operation]] = {}
     while waiting:
         op = waiting.pop()
         if op.type in _EXITS:
             exits.setdefault(_frame(op), []).append(op)
-        before = {other for other in waits_for(op) if within(other)}
-        waiting.extend(other for other in before if other not in graph)
-        graph.add_nodes_from(before)
-        back = {other for other in before if other.type in BACK_EDGES}
-        if back:
-            going_back.setdefault(_frame(op), set()).update(back)
-        graph.add_edges_from((other, op) for other in before - back)
+        for other in filter(within, waits_for(op)):
+            if other not in reached:
+                reached[other] = None
+                waiting.append(other)
+            if other.type in BACK_EDGES:
+                going_back.setdefault(_frame(op), set()).add(other)
+            else:
+                edges.append((other, op))
+    graph = nx.DiGraph()
+    graph.add_nodes_from(reached)
+    graph.add_edges_from(edges)
     for frame, ops in exits.items():
         graph.add_edges_from(itertools.product(going_back.get(frame, ()), ops))
     return graph

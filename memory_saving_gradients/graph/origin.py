@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import os
 import re
@@ -68,14 +69,19 @@ def _longest_name(op: tf.Operation, path: str) -> tf.Operation | None:
 
 def _line(op: tf.Operation) -> str:
     """The innermost line of the user's code that created `op`."""
+    for frame in reversed(op.traceback):
+        if not _is_of_a_library(frame.filename):
+            line = linecache.getline(frame.filename, frame.lineno).strip()
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}: {line}".rstrip(": ")
+    return ""
+
+
+@functools.cache
+def _is_of_a_library(file: str) -> bool:
     libraries = [os.path.dirname(tf.__file__), _OURS]
     libraries += [
         os.path.dirname(sys.modules[name].__file__ or "")
         for name in ("keras", "tf_keras")
         if name in sys.modules
     ]
-    for frame in reversed(op.traceback):
-        if not frame.filename.startswith(tuple(libraries)):
-            line = linecache.getline(frame.filename, frame.lineno).strip()
-            return f"{os.path.basename(frame.filename)}:{frame.lineno}: {line}".rstrip(": ")
-    return ""
+    return file.startswith(tuple(libraries))

@@ -9,7 +9,7 @@ raises the peak.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -34,15 +34,21 @@ def backward_order(
     """
     together = _Together(problem, waits).order()
     late = _worth_postponing(problem, waits, together)
-    order = _with_last(waits, together, late)
+    place = {op: float(i) for i, op in enumerate(together)}
+    readers: dict[int, list[int]] = {op: [] for op in late}
+    for op in together:
+        for before in waits[op]:
+            if before in readers:
+                readers[before].append(op)
+    order = _with_last(place, readers, late)
     allowed = _held(problem, together)
     if _held(problem, order) <= allowed:
         return order, set(late)
     postponed: list[int] = []
     for op in late[:_JUDGED]:
-        if _held(problem, _with_last(waits, together, [*postponed, op])) <= allowed:
+        if _held(problem, _with_last(place, readers, [*postponed, op])) <= allowed:
             postponed.append(op)
-    return _with_last(waits, together, postponed), set(postponed)
+    return _with_last(place, readers, postponed), set(postponed)
 
 
 class _Together:
@@ -202,20 +208,13 @@ def _latest_places(
 
 
 def _with_last(
-    waits: Sequence[Collection[int]], order: Sequence[int], late: Collection[int]
+    place: Mapping[int, float], readers: Mapping[int, Sequence[int]], late: Iterable[int]
 ) -> list[int]:
-    """The order with some ops as late as their dependents allow."""
-    place = {op: float(i) for i, op in enumerate(order)}
-    moved = set(late)
-    readers: dict[int, list[int]] = {op: [] for op in moved}
-    for op in order:
-        for before in waits[op]:
-            if before in moved:
-                readers[before].append(op)
-    for op in reversed(order):
-        if op in moved:
-            place[op] = min((place[after] for after in readers[op]), default=len(order)) - 0.5
-    return sorted(order, key=place.__getitem__)
+    """The ops in the order of their places, but some as late as their readers allow."""
+    moved = dict(place)
+    for op in sorted(late, key=place.__getitem__, reverse=True):
+        moved[op] = min((moved[after] for after in readers[op]), default=len(place)) - 0.5
+    return sorted(moved, key=moved.__getitem__)
 
 
 def _held(problem: Problem, order: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import operator
 from collections.abc import Container, Sequence
 
 import numpy as np
@@ -105,7 +106,7 @@ class Problem:
     @functools.cached_property
     def structure(self) -> str:
         """Equal for two problems that differ only in names."""
-        ops = [dataclasses.astuple(op)[1:] for op in self.ops]
+        ops = [_all_but_the_name(op) for op in self.ops]
         sizes = [tensor.bytes for tensor in self.tensors]
         return hashlib.sha256(
             repr((ops, sizes, sorted(self.results), self.as_executed, self.waits)).encode()
@@ -282,6 +283,11 @@ class Problem:
         pairs = zip(grown.ops, costs, strict=True)
         ops = tuple(dataclasses.replace(op, cost=max(0.0, cost)) for op, cost in pairs)
         return dataclasses.replace(grown, ops=ops)
+
+
+_all_but_the_name = operator.attrgetter(
+    *(field.name for field in dataclasses.fields(Op) if field.name != "name")
+)
 
 
 def _edges(rows: Sequence[Sequence[int]], fits: Sequence[bool]) -> Edges:

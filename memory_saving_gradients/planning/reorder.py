@@ -90,9 +90,16 @@ class Room(NamedTuple):
 
     @classmethod
     def new(cls, problem: Problem, runs: int) -> Room:
-        moments = (np.zeros(runs + 2, np.int64) for _ in range(3))
-        tensors = (np.zeros(len(problem.tensors), kind) for kind in (np.int64, np.int64, np.bool_))
-        return cls(*moments, *tensors, np.zeros(len(problem.ops), np.bool_))
+        count = len(problem.tensors)
+        return cls(
+            live=np.zeros(runs + 2, np.int64),
+            lent=np.zeros(runs + 1, np.int64),
+            workspace=np.zeros(runs + 1, np.int64),
+            made=np.zeros(count, np.int64),
+            last=np.zeros(count, np.int64),
+            lends=np.zeros(count, np.bool_),
+            ran=np.zeros(len(problem.ops), np.bool_),
+        )
 
 
 @compiled

@@ -134,7 +134,10 @@ def _improved(
 
 
 def lowest(
-    problem: Problem, most_runs: int = UNBOUNDED, max_overhead: float = math.inf
+    problem: Problem,
+    most_runs: int = UNBOUNDED,
+    max_overhead: float = math.inf,
+    cut: Schedule | None = None,
 ) -> Schedule:
     """The schedule of the lowest peak found; `within` meets any budget down to it.
 
@@ -142,6 +145,7 @@ def lowest(
         problem: the step.
         most_runs: how often an op may run.
         max_overhead: the extra cost allowed, as a share of the cost of the plain step.
+        cut: the `best_cut`, if it is known.
     """
     plain: Schedule = range(len(problem.ops))
     if not problem.may_repeat.any():
@@ -153,7 +157,7 @@ def lowest(
         candidate = lowered(problem, start, most_runs, moves, HOT, seed, most_cost)
         return candidate if _cost(problem, candidate) <= most_cost else plain
 
-    starts = [plain, *_low(problem, max_overhead)]
+    starts = [plain, *_low(problem, max_overhead, best_cut(problem) if cut is None else cut)]
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     best = lowest_of(problem, map(lower, reported(starts)))
     best = lowest_of(problem, [best, reordered(problem, best)])
@@ -164,9 +168,8 @@ def lowest(
     return best
 
 
-def _low(problem: Problem, max_overhead: float) -> Iterator[Schedule]:
+def _low(problem: Problem, max_overhead: float, cut: Schedule) -> Iterator[Schedule]:
     """A schedule of a low peak to start from, if there is one within the overhead."""
-    cut = best_cut(problem)
     if _cost(problem, cut) <= (1 + max_overhead) * problem.costs.sum():
         yield cut
     else:
@@ -188,7 +191,7 @@ def best_cut(problem: Problem) -> Schedule:
     """The schedule of the lowest peak that keeps only the tensors that cross some cuts."""
     segments = Segments(problem)
     aim = segments.lowest_aim()
-    tried = (segments.cuts_for(aim * factor) for factor in _CUTS)
+    tried = dict.fromkeys(segments.cuts_for(aim * factor) for factor in _CUTS)
     schedules = (keeping(problem, kept_at(problem, cuts)) for cuts in tried if cuts)
     return lowest_of(problem, [*schedules, range(len(problem.ops))])
 

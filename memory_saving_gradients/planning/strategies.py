@@ -34,8 +34,9 @@ def memory(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
 
 def low(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     """The lowest peak found with every op run at most twice, or at an overhead of a quarter."""
-    twice = lowered(problem, best_cut(problem), min(2, most_runs), most_moves(problem) // 8)
-    return lowest_of(problem, [twice, lowest(problem, most_runs, _MORE)])
+    cut = best_cut(problem)
+    twice = lowered(problem, cut, min(2, most_runs), most_moves(problem) // 8)
+    return lowest_of(problem, [twice, lowest(problem, most_runs, _MORE, cut)])
 
 
 def speed(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:

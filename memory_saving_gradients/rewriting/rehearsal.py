@@ -7,10 +7,10 @@ known to the plan.
 
 from __future__ import annotations
 
+import graphlib
 import types
 from collections.abc import Mapping, Sequence
 
-import networkx as nx
 import numpy as np
 import tensorflow as tf
 
@@ -35,7 +35,10 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
         names: the names of its runs, ops and copies, in the order of the schedule.
     """
     step = reading.step
-    written = step.graph.as_graph_def()
+    whole = step.graph.as_graph_def()
+    needed = {op.name: op for op in order.needed(t.op for t in step.results)}
+    nodes = [node for node in whole.node if node.name in needed]
+    written = tf.compat.v1.GraphDef(node=nodes, library=whole.library, versions=whole.versions)
     fetches = [t.name for t in step.results]
     try:
         optimized = tf_private.optimized(written, fetches, whole=False)
@@ -50,8 +53,7 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
         for t in reading.problem.ops[index].outputs:
             tensor = reading.problem.tensors[t]
             sizes[f"{name}:{tensor.name.rpartition(':')[2]}"] = tensor.bytes
-    needed = {op.name: op for op in order.needed(t.op for t in step.results)}
-    planned = _peak([n for n in written.node if n.name in needed], fetches, place, sizes, needed)
+    planned = _peak(nodes, fetches, place, sizes, needed)
     return max(0, _peak(optimized.node, fetches, place, sizes) - planned)
 
 
@@ -74,18 +76,17 @@ def _peak(
     """
     by_name = {node.name: node for node in nodes}
     end_of_step = max(place.values()) + 1
-    edges = nx.DiGraph()
-    edges.add_nodes_from(by_name)
-    for node in nodes:
-        if node.op not in order.BACK_EDGES:
-            edges.add_edges_from((node_of(read), node.name) for read in node.input)
+    before = {
+        node.name: () if node.op in order.BACK_EDGES else [*map(node_of, node.input)]
+        for node in nodes
+    }
     at: dict[str, int] = {}
     size = dict(sizes)
     owner: dict[str, str] = {}
     read_last: dict[str, tuple[int, bool]] = {}  # when, and whether the reader writes over it
-    for name in nx.topological_sort(edges):
+    for name in graphlib.TopologicalSorter(before).static_order():
         node = by_name[name]
-        ready = max((at[before] for before in edges.predecessors(name)), default=0)
+        ready = max(map(at.__getitem__, before[name]), default=0)
         planned = place.get(name, ready)
         at[name] = planned if planned - ready <= _SLACK else ready
         read = [tensor_of(one) for one in node.input if not one.startswith("^")]
