@@ -1,7 +1,6 @@
 """Keras `fit` plainly, with other ways to recompute, and with `save_memory`.
 
-In default processes; losses are compared in others, without oneDNN, where kernels are
-deterministic. On 2 cores it takes about an hour.
+In default processes. On 2 cores it takes about 15 minutes.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.measure import function_peak
 from scripts.benchmarks.common import Section, Step, measure_ways
-from scripts.benchmarks.fresh import fresh
 from test_models.keras_models import KERAS_MODELS, Recomputed, example
 
 #: method: the options of `save_memory`
@@ -25,10 +22,10 @@ OURS: dict[str, dict] = {
     "speed": {"checkpoints": "speed"},
     "budget 0.4": {"memory_budget": 0.4},
 }
-METHODS = ["plain", "recompute_grad", "RematScope", *OURS]
+METHODS = ["plain", "recompute_grad", *OURS]
 
 
-def compiled(label: str, method: str, jit: bool) -> tuple[keras.Model, Any, Any]:
+def compiled(label: str, method: str) -> tuple[keras.Model, Any, Any]:
     """A model that trains by a method, with a batch for it."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
@@ -38,7 +35,7 @@ def compiled(label: str, method: str, jit: bool) -> tuple[keras.Model, Any, Any]
             model = build(lambda part: part)
     else:
         model = build(Recomputed if method == "recompute_grad" else lambda part: part)
-    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=jit)
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
     if method in OURS:
         msg.keras.save_memory(model, **OURS[method])
     return model, *example(model, batch)
@@ -60,38 +57,14 @@ def fit_step(compiled: Callable[..., tuple], *arguments: Any, ours: bool) -> Ste
     return Step(run, peak, plans[-1] if plans else None)
 
 
-def losses(label: str, method: str, count: int = 5) -> list[float]:
-    """The losses of the first steps."""
-    model, x, y = compiled(label, method, False)
-    return [float(model.train_on_batch(x, y)) for _ in range(count)]
-
-
-def equal_losses(label: str, methods: list[str]) -> dict[str, bool]:
-    """Whether the losses of each method are those of plain `fit`, bit for bit."""
-    tf.config.experimental.enable_op_determinism()
-    plain = losses(label, "plain")
-    return {method: losses(label, method) == plain for method in methods}
-
-
-def measured(jit: bool, label: str) -> dict[str, dict]:
+def measured(label: str) -> dict[str, dict]:
     """Peak, prediction and time of each method on one model; the error of one that fails."""
-    found = measure_ways(
+    return measure_ways(
         {
-            way: functools.partial(fit_step, compiled, label, way, jit, ours=way in OURS)
+            way: functools.partial(fit_step, compiled, label, way, ours=way in OURS)
             for way in METHODS
         }
     )
-    if not jit:
-        works = [way for way, row in found.items() if "error" not in row]
-        same = fresh(equal_losses, label, works, TF_ENABLE_ONEDNN_OPTS="0")
-        for way, equal in same.items():
-            found[way]["equal_losses"] = equal
-    return found
 
 
-SECTIONS = {
-    "graph": Section(KERAS_MODELS, functools.partial(measured, False)),
-    "compiled": Section(
-        KERAS_MODELS, functools.partial(measured, True), {"TF_NUM_INTEROP_THREADS": "1"}
-    ),
-}
+SECTIONS = {"models": Section(KERAS_MODELS, measured)}

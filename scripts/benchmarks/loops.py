@@ -36,7 +36,7 @@ WAYS: dict[str, tuple[Callable[..., list], dict[str, Any]]] = {
 }
 
 #: The steps of a neural ODE, for the figure: nothing but its rounds grows.
-ROUNDS = {f"{rounds}": rounds for rounds in (64, 128, 256, 512, 1024, 2048, 4096)}
+ROUNDS = {f"{rounds}": rounds for rounds in (64, 256, 1024, 4096)}
 
 
 def network(label: str) -> dict[str, Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
-from scripts.benchmarks.peers_tensorflow import COMPARED, FUNCTION, PLAIN, Row, verdict
+from scripts.benchmarks.peers_tensorflow import COMPARED, PLAIN, Row, verdict
 
 #: A measured peak above so much of its budget is a miss.
 KEPT = 1.02
@@ -41,30 +40,27 @@ def machine(file: dict) -> str:
 
 
 def compare(results: dict) -> str:
-    """Gradients that are wrong or cannot be checked, and ways that fail."""
-    wrong, unchecked = [], []
+    """Gradients that are wrong, and ways that fail."""
+    wrong = []
     fail: dict[str, list[str]] = {}
     for label, ways in results["models"].items():
         rows = {found["peer"]: Row(**found) for found in ways}
-        if "not checked" in (verdict(rows[PLAIN]), verdict(rows[FUNCTION])):
-            unchecked.append(label)
         for way, row in rows.items():
             if verdict(row).startswith("wrong"):
                 wrong.append(f"{way} on {label} ({row.gradient_error:.0%} off)")
             if row.error:
                 fail.setdefault(f'{way} ("{row.error}")', []).append(label)
-    twins = "; ".join(twin for _, twin, _ in COMPARED.values() if twin)
+    twins = "; ".join(twin for _, twin in COMPARED.values() if twin)
     lines = [
         f"- Wrong gradients: {'; '.join(wrong) or 'none'}.",
-        f"- Not checked, as the gradient is nearly zero: {'; '.join(unchecked) or 'none'}.",
         *(f"- Fails: {way} on {'; '.join(labels)}." for way, labels in fail.items()),
         f"- `RematScope` ran on similar networks in `fit`: {twins}.",
     ]
     return "\n".join(lines)
 
 
-def models(results: dict, laboratory: dict) -> str:
-    """How budgets were kept on the test models, how far plans may be from the optimum, equality."""
+def models(results: dict) -> str:
+    """How budgets were kept on the test models, and how far plans may be from the optimum."""
     budgets = {
         f"{label} at {way.removeprefix('budget ')}": found
         for label, ways in results["models"].items()
@@ -83,7 +79,6 @@ def models(results: dict, laboratory: dict) -> str:
         if found["lower_bound"] is not None
     }
     widest = max(gaps, key=lambda where: gaps[where])
-    unequal = [label for label, ways in laboratory["models"].items() if not all(ways.values())]
     return "\n".join(
         [
             f"- Of {len(budgets)} budgets, {len(met)} can be met. Measured above {KEPT} of the "
@@ -91,10 +86,6 @@ def models(results: dict, laboratory: dict) -> str:
             f"- For {sum(gap <= 1 for gap in gaps.values())} of {len(gaps)} plans, the overhead is "
             "at most one percentage point above a proven lower bound, by TensorFlow's estimates. "
             f"The widest gap is {gaps[widest]:.1f} % ({widest}).",
-            "- Without oneDNN and with one inter-op thread, gradients equal those of "
-            "`tf.gradients` bit for bit on all models"
-            f"{' except ' * bool(unequal)}{'; '.join(unequal)}"
-            f"{' (running sums in another order: equal to rounding)' * bool(unequal)}.",
         ]
     )
 
@@ -126,36 +117,20 @@ def corpus(results: dict) -> str:
 
 
 def keras(file: dict) -> str:
-    """What the tables of `fit` do not say: equality, where another way is better, errors."""
-    results = file["results"]
-    unequal, better = [], []
-    for mode, rows in results.items():
-        for label, found in rows.items():
-            ours = [found[way] for way in ("memory", "speed", "budget 0.4")]
-            ours = [one for one in ours if "error" not in one]
-            if not all(one.get("equal_losses", True) for one in ours):
-                unequal.append(label)
-            lowest, theirs = min(ours, key=lambda one: one["peak_bytes"]), found["recompute_grad"]
-            if "error" in theirs:
-                continue
-            where = f"{label}{' compiled' if mode == 'compiled' else ''}"
-            if theirs["peak_bytes"] < lowest["peak_bytes"]:
-                better.append(f"{where} (lower peak)")
-            elif theirs["time_ratio"] < lowest["time_ratio"]:
-                better.append(f"{where} (less time than our lowest peak)")
-    text = (
-        "Without `jit_compile` and oneDNN, our losses of the first 5 steps equal those of plain "
-        "`fit` bit for bit"
+    """Where another way is better in `fit`."""
+    better = []
+    for label, found in file["results"]["models"].items():
+        ours = [found[way] for way in ("memory", "speed", "budget 0.4")]
+        lowest = min((one for one in ours if "error" not in one), key=lambda one: one["peak_bytes"])
+        theirs = found["recompute_grad"]
+        if theirs["peak_bytes"] < lowest["peak_bytes"]:
+            better.append(f"{label} (lower peak)")
+        elif theirs["time_ratio"] < lowest["time_ratio"]:
+            better.append(f"{label} (less time than our lowest peak)")
+    return (
+        f"`tf.recompute_grad` is better on: {'; '.join(better) or 'none'}. "
+        f"Keras {file['versions']['keras']}."
     )
-    text += f", except for rounding on {'; '.join(unequal)}" if unequal else ""
-    text += f". `tf.recompute_grad` is better on: {'; '.join(better) or 'none'}."
-    if missing := [label for label in results["graph"] if label not in results["compiled"]]:
-        text += f" Not measured compiled: {'; '.join(missing)}."
-    every = [row for rows in results.values() for row in rows.values()]
-    errors = [row["RematScope"].get("error", "") for row in every]
-    if said := re.search(r"The custom_gradient decorator[^.]*\.", " ".join(errors)):
-        text += f' `RematScope` raises: "{said[0]}"'
-    return f"{text} Keras {file['versions']['keras']}."
 
 
 def xla(results: dict) -> str:

@@ -1,12 +1,7 @@
-"""The networks of the comparison on JAX, by `jax.checkpoint`.
+"""Networks of the benchmarks in JAX, by `jax.checkpoint`, as programs for a GPU.
 
-`python -m scripts.benchmarks.peers_jax resnet|gpt ROUNDS` prints rows of the table as JSON. A peak
-is what XLA reports of the compiled step: temporaries and outputs. `python -m
-scripts.benchmarks.peers_jax gpt|gpt2|resnet50 FOLDER` writes the steps there as programs for a GPU,
-one for each way, and prints the ways. Nothing here needs TensorFlow.
-
-On a CPU, XLA merges what `jax.checkpoint` copies with the original, unless the copies are in a
-loop. So equal layers are run by `jax.lax.scan` as well, as JAX's authors advise for deep networks.
+`python -m scripts.benchmarks.peers_jax gpt|gpt2|resnet50 FOLDER` writes the steps there, one for
+each way, and prints the ways. Nothing here needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,9 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,18 +21,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """What is put around each block, whether equal ones are scanned, and the chunks of the loss."""
+    """What is put around each block, and the chunks of the loss."""
 
     around: Callable[[Callable], Callable] = lambda part: part
-    scanned: bool = False
     chunks: int = 1
 
     def __call__(self, part: Callable, weights: Sequence[Any], h: Any) -> Any:
         """Equal blocks, one after the other."""
         part = self.around(part)
-        if self.scanned:
-            stacked = jax.tree.map(lambda *one: jnp.stack(one), *weights)
-            return jax.lax.scan(lambda h, one: (part(one, h), None), h, stacked)[0]
         for one in weights:
             h = part(one, h)
         return h
@@ -52,9 +41,6 @@ def normal(random: np.random.Generator, *shape: int, scale: float) -> jnp.ndarra
 def cross_entropy(scores: Any, labels: Any) -> Any:
     right = jnp.take_along_axis(scores, labels[..., None], -1)[..., 0]
     return (jax.nn.logsumexp(scores, -1) - right).mean()
-
-
-# CIFAR ResNet-56, as test_models.CifarResNet has it.
 
 
 def conv(x: Any, kernel: Any, stride: int = 1) -> Any:
@@ -80,39 +66,6 @@ def in_stages(way: Way, block: Callable, stages: Any, h: Any) -> Any:
 def batch_norm(x: Any, scale: Any, offset: Any) -> Any:
     mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
     return (x - mean) * jax.lax.rsqrt(variance + 1e-3) * (scale + 1) + offset
-
-
-def residual(stride: int, weights: Any, x: Any) -> Any:
-    (k0, s0, o0), (k1, s1, o1) = weights
-    h = jax.nn.relu(batch_norm(conv(x, k0, stride), s0, o0))
-    h = batch_norm(conv(h, k1), s1, o1)
-    if stride != 1:
-        padding = h.shape[-1] - x.shape[-1]
-        x = jnp.pad(x[:, ::2, ::2], ((0, 0), (0, 0), (0, 0), (0, padding)))
-    return jax.nn.relu(x + h)
-
-
-def resnet(way: Way) -> tuple[Callable, Any, tuple]:
-    random = np.random.default_rng(0)
-
-    layer = functools.partial(normalised, random)
-    stages, channels = [], 16
-    for filters in (16, 32, 64):
-        blocks = []
-        for _ in range(9):
-            blocks.append((layer(3, channels, filters), layer(3, filters, filters)))
-            channels = filters
-        stages.append(blocks)
-    weights = layer(3, 3, 16), stages, normal(random, 64, 10, scale=0.1)
-
-    def loss(weights: Any, images: Any, labels: Any) -> Any:
-        (kernel, scale, offset), stages, head = weights
-        h = jax.nn.relu(batch_norm(conv(images, kernel), scale, offset))
-        h = in_stages(way, residual, stages, h)
-        return cross_entropy(h.mean((1, 2)) @ head, labels)
-
-    images = normal(random, 128, 32, 32, 3, scale=1.0)
-    return loss, weights, (images, jnp.asarray(random.integers(0, 10, 128)))
 
 
 # ResNet-50, 224 px, batch 64, as test_models.ResNet50 has it.
@@ -226,39 +179,31 @@ WAYS = {
     "jax.checkpoint, dots saveable": Way(
         functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
     ),
-    "jax.checkpoint, layers scanned": Way(jax.checkpoint, scanned=True),
-}
-
-
-GPT_2 = functools.partial(gpt, sizes=Sizes(768, 1024, 50_257, 12))
-
-NETWORKS: dict[str, Callable[[Way], tuple]] = {
-    "resnet": resnet,
-    "resnet50": resnet50,
-    "gpt": gpt,
-    "gpt2": GPT_2,
-}
-
-#: The ways as programs for a GPU; there no copies are merged, so nothing need be scanned.
-FOR_GPUS = {name: way for name, way in WAYS.items() if not way.scanned} | {
     "jax.checkpoint, dots without batch saveable": Way(
         functools.partial(
             jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         )
-    )
+    ),
 }
 
-
-#: Beside these, a loss in chunks by hand.
-CHUNKED = {name: FOR_GPUS[name] for name in ("JAX", "jax.checkpoint by block")} | {
+#: Beside two of these, a loss in chunks by hand.
+CHUNKED = {name: WAYS[name] for name in ("JAX", "jax.checkpoint by block")} | {
     "jax.checkpoint by block, loss in 16 chunks": Way(jax.checkpoint, chunks=16)
+}
+
+GPT_2 = functools.partial(gpt, sizes=Sizes(768, 1024, 50_257, 12))
+
+NETWORKS: dict[str, Callable[[Way], tuple]] = {
+    "resnet50": resnet50,
+    "gpt": gpt,
+    "gpt2": GPT_2,
 }
 
 
 def write(network: Callable[[Way], tuple], folder: Path) -> None:
     """Writes the network's steps as StableHLO, and prints the ways by the names of the files."""
     files: dict[str, str] = {}
-    for name, way in (CHUNKED if network is GPT_2 else FOR_GPUS).items():
+    for name, way in (CHUNKED if network is GPT_2 else WAYS).items():
         loss, weights, inputs = network(way)
         lowered = (
             jax.jit(jax.grad(loss)).trace(weights, *inputs).lower(lowering_platforms=("cuda",))
@@ -269,39 +214,7 @@ def write(network: Callable[[Way], tuple], folder: Path) -> None:
 
 
 def main() -> None:
-    network, where = NETWORKS[sys.argv[1]], sys.argv[2]
-    if not where.isdigit():
-        write(network, Path(where))
-        return
-    rounds = int(where)
-    rows, steps, plain = [], {}, None
-    for name, way in WAYS.items():
-        loss, weights, inputs = network(way)
-        step = jax.jit(jax.grad(loss)).lower(weights, *inputs).compile()
-        report: Any = step.memory_analysis()
-        grads = jax.tree.leaves(step(weights, *inputs))
-        plain = plain or grads
-        away = sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(grads, plain, strict=True))
-        size = sum(float(jnp.sum(a**2)) for a in plain)
-        steps[name] = functools.partial(step, weights, *inputs)
-        rows.append(
-            {
-                "peer": name,
-                "plain": "JAX",
-                "peak_bytes": report.temp_size_in_bytes + report.output_size_in_bytes,
-                "gradient_error": (away / size) ** 0.5,
-            }
-        )
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, run in steps.items():
-            began = time.perf_counter()
-            jax.block_until_ready(run())
-            times[name].append(time.perf_counter() - began)
-    for row in rows:
-        pairs = zip(times[row["peer"]], times["JAX"], strict=True)
-        row["time_ratio"] = statistics.median(a / b for a, b in pairs)
-    print(json.dumps(rows))
+    write(NETWORKS[sys.argv[1]], Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -36,17 +36,15 @@ def read(name: str) -> dict:
 def texts(files: dict[str, dict], mixed: bool) -> dict[str, str]:
     """What goes between the marks of the pages."""
     results = {name: file["results"] for name, file in files.items()}
-    fit = results["keras_fit"]
     return {
         "machine": f"{notes.machine(files['models'])} {notes.taken(files, mixed)}",
         "few": tables.few_table(results["models"]),
         "compare": tables.compare_table(results["compare"]),
         "compare notes": notes.compare(results["compare"]),
         "models": tables.models_table(results["models"]),
-        "models notes": notes.models(results["models"], results["laboratory"]),
+        "models notes": notes.models(results["models"]),
         "corpus": notes.corpus(results["corpus"]),
-        "keras": tables.keras_table(fit["graph"]),
-        "keras compiled": tables.keras_table(fit["compiled"]),
+        "keras": tables.keras_table(results["keras_fit"]["models"]),
         "keras notes": notes.keras(files["keras_fit"]),
         "xla": tables.xla_table(results["xla"]),
         "xla notes": notes.xla(results["xla"]),

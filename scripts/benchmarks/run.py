@@ -1,8 +1,8 @@
 """Takes the numbers of the documentation, and writes them beside this file as JSON.
 
-`python -m scripts.benchmarks.run` runs every benchmark, which takes some hours, while nothing else
-should run; names run some. Each row is taken in a fresh process. The files say of which commit they
-are. `python -m scripts.benchmarks.render` makes the tables and figures from them.
+`python -m scripts.benchmarks.run` runs every benchmark, which takes about two hours, while nothing
+else should run; names run some. Each row is taken in a fresh process. The files say of which commit
+they are. `python -m scripts.benchmarks.render` makes the tables and figures from them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from scripts.benchmarks.stamp import stamp
 HERE = Path(__file__).resolve().parent
 
 #: Each is a module here, with its sections, and a file of results.
-NAMES = (
-    "models laboratory gradients keras_fit eager xla planning corpus compare depth loops pieces"
-).split()
+NAMES = ("models keras_fit planning compare loops pieces eager depth corpus xla").split()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from scripts.benchmarks.peers_tensorflow import FUNCTION, PLAIN, Row, verdict
+from scripts.benchmarks.peers_tensorflow import PLAIN, Row, verdict
 
 
 class Column(NamedTuple):
@@ -167,7 +167,7 @@ def _best_other(ways: dict[str, Any]) -> str:
         and row["time_ratio"] <= MOST_TIME
     }
     if not shares:
-        return "not checked" if ways[FUNCTION]["verdict"] == "not checked" else "none"
+        return "none"
     best = min(shares, key=lambda way: shares[way])
     return f"{best}: {_beside_plain(ways, best)}"
 
@@ -175,7 +175,6 @@ def _best_other(ways: dict[str, Any]) -> str:
 #: way: heading.
 KERAS = {
     "recompute_grad": "`tf.recompute_grad`",
-    "RematScope": '`RematScope("full")`',
     "memory": "ours, `memory`",
     "speed": "ours, `speed`",
     "budget 0.4": "ours, 0.4 of plain",
@@ -254,9 +253,7 @@ def pieces_table(results: dict) -> str:
 XLA = {
     "memory": ("`memory`", "tf.gradients"),
     "speed": ("`speed`", "tf.gradients"),
-    "budget 0.7": ("budget 0.7", ""),
-    "budget 0.5": ("0.5", ""),
-    "budget 0.35": ("0.35", ""),
+    "budget 0.5": ("budget 0.5", ""),
     "tf.recompute_grad by block": ("`tf.recompute_grad`", "tf.gradients"),
     "jax.checkpoint by block": ("`jax.checkpoint`", "JAX"),
     "XLA's own rematerialisation": ("XLA's own", "tf.gradients"),
@@ -307,9 +304,7 @@ def eager_table(results: dict) -> str:
                     "ratio": plain["peak_bytes"] / row["peak_bytes"],
                 }
 
-    def off(row: dict) -> str | None:
-        if row["differs"] is None:
-            return None
+    def off(row: dict) -> str:
         return "equal" if row["differs"] == 0 else f"to {row['differs']:.0e}"
 
     columns = [
