@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -11,7 +12,7 @@ import os
 import pickle
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
 import keras
@@ -22,6 +23,7 @@ from memory_saving_gradients.console import first_plan
 from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.doors.feeding import fed_batch
 from memory_saving_gradients.doors.patching import patch
+from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.options.checkpoints_argument import Checkpoints
 from memory_saving_gradients.options.options import MoreOptions, Options
@@ -137,11 +139,33 @@ def _saving(model: Any, options: Options) -> Callable[..., Any]:
         if model in _fed:
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             batch_size = max(1, _fed[model] // replicas)
-        with patch.of(dataclasses.replace(options, batch_size=batch_size)) as patched:
+        saving = patch.of(dataclasses.replace(options, batch_size=batch_size))
+        with saving as patched, _built_outside(model):
             patched.plans = plans
             return step(*args, **kwargs)
 
     return train_step
+
+
+@contextlib.contextmanager
+def _built_outside(model: Any) -> Iterator[None]:
+    """Lets Keras make the variables of its optimizer and metrics outside the trace.
+
+    It makes them in the first step. A `tf.function` that makes variables is traced once more, so
+    the step would be planned twice.
+    """
+    metrics = (m for m in model.metrics if type(m).__name__ == "CompileMetrics")
+    with contextlib.ExitStack() as stack:
+        for part in () if tf.distribute.has_strategy() else (model.optimizer, *metrics):
+            if hasattr(part, "build") and "build" not in part.__dict__:
+                part.__dict__["build"] = functools.partial(_build_outside, part.build)
+                stack.callback(part.__dict__.pop, "build")
+        yield
+
+
+def _build_outside(build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with tf_private.outside_of_traces():
+        return build(*args, **kwargs)
 
 
 def _telling_the_batch(model: Any) -> Callable[..., Any]:

@@ -94,7 +94,8 @@ class Inferred:
         """
         definition = graph.as_graph_def(add_shapes=True)
         if not self._names:
-            self._waiting.library.CopyFrom(definition.library)
+            if any(map(calls.calls, used)):  # Keras's step has hundreds that no op calls
+                self._waiting.library.CopyFrom(definition.library)
             self._waiting.versions.CopyFrom(definition.versions)
         for op, node in zip(graph.get_operations(), definition.node, strict=True):
             if op not in used or (op.outputs and op.outputs[0].name in stand_for):

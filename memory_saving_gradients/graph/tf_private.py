@@ -643,6 +643,24 @@ def read_only_inputs(op: tf.Operation) -> frozenset[int]:
     return frozenset() if attribute is None else frozenset(attribute.list.i)
 
 
+@contextlib.contextmanager
+def outside_of_traces() -> Iterator[None]:
+    """Variables that are made within are not made by the functions that are being traced.
+
+    `init_scope` leaves the traces, but the default graph stays the innermost one, and tells
+    functions of the variables that are made: so that is a new one, which does not.
+    `Graph._variable_creator_stack`: 1.13 on; `variable_capturing_scope`: 2.1 on.
+    """
+    apart = new_function_graph("outside")
+    with apart.as_default(), tf.init_scope():
+        apart._variable_creator_stack = [
+            (priority, creator)
+            for priority, creator in apart._variable_creator_stack
+            if creator.__name__ != "variable_capturing_scope"
+        ]
+        yield
+
+
 def copy_handle_data(tensor: tf.Tensor, to: tf.Tensor) -> None:
     """Copies the static description of what a handle holds. `copy_handle_data`: 2.2 on."""
     handle_data_util.copy_handle_data(tensor, to)

@@ -91,7 +91,7 @@ def _judged(
         plan,
         batch_size=reading.batch_size,
         batch_assumed=reading.batch_size is not None and request.sizes.assumed,
-        growth=reading.growth,
+        growing=reading.growing,
         baseline_one_thread_bytes=reading.one_thread,
         labels=reading.labels,
     )

@@ -79,11 +79,11 @@ def unreachable(
 
 def _fitting_batch(reading: Reading, schedule: Schedule, budget: int) -> int:
     """The largest batch with which the schedule keeps the budget; 0 if unknown."""
-    known = reading.batch_size if reading.growth else None
+    known, growing = reading.batch_size, reading.growing()
     low, high = 0, known or 1
     while known and high - low > 1:
         middle = (low + high) // 2
-        smaller = reading.problem.grown(reading.growth, middle - known)
+        smaller = reading.problem.grown(growing, middle - known)
         if simulate(smaller, schedule).peak <= budget:
             low = middle
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 import numpy as np
@@ -77,7 +77,9 @@ class PlanData:
     schedule: tuple[int, ...] = dataclasses.field(repr=False)
     batch_size: int | None = None
     batch_assumed: bool = False
-    growth: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    growing: Callable[[], Mapping[str, float]] = dataclasses.field(
+        default=dict, repr=False, compare=False
+    )
     measured_peak_bytes: int | None = None
     process_peak_bytes: int | None = None
     compiled_peak_bytes: int | None = None

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
@@ -250,20 +250,20 @@ class Problem:
         moved = np.argsort(order)[np.asarray(schedule, dtype=np.int64)]
         return self.reordered(order.tolist()), moved, order
 
-    def grown(self, growth: Sequence[float], more: float) -> Problem:
+    def grown(self, growth: Mapping[str, float], more: float) -> Problem:
         """The step for a larger batch (a smaller one, if `more` is negative), at the same costs.
 
         Args:
-            growth: the bytes per example of each tensor, then of each op's scratch space.
+            growth: the bytes per example of tensors, and of the scratch space of ops, by name.
             more: how many examples to add.
         """
-        tensors = tuple(
-            dataclasses.replace(tensor, bytes=max(0, round(tensor.bytes + more * gained)))
-            for tensor, gained in zip(self.tensors, growth, strict=False)
-        )
+
+        def larger(name: str, bytes_: int) -> int:
+            return max(0, round(bytes_ + more * growth.get(name, 0.0)))
+
+        tensors = tuple(dataclasses.replace(t, bytes=larger(t.name, t.bytes)) for t in self.tensors)
         ops = tuple(
-            dataclasses.replace(op, workspace=max(0, round(op.workspace + more * gained)))
-            for op, gained in zip(self.ops, growth[len(tensors) :], strict=True)
+            dataclasses.replace(op, workspace=larger(op.name, op.workspace)) for op in self.ops
         )
         return dataclasses.replace(self, tensors=tensors, ops=ops)
 
@@ -276,8 +276,8 @@ class Problem:
         """
         size = {tensor.name: tensor.bytes for tensor in other.tensors}
         there = {op.name: op for op in other.ops}
-        growth = [size.get(t.name, t.bytes) - t.bytes for t in self.tensors]
-        growth += [there.get(op.name, op).workspace - op.workspace for op in self.ops]
+        growth = {t.name: size.get(t.name, t.bytes) - t.bytes for t in self.tensors}
+        growth |= {op.name: there.get(op.name, op).workspace - op.workspace for op in self.ops}
         costs = (op.cost + share * (there.get(op.name, op).cost - op.cost) for op in self.ops)
         grown = self.grown(growth, share)
         pairs = zip(grown.ops, costs, strict=True)

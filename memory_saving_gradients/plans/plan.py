@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -43,8 +45,8 @@ class Plan(PlanData):
         batch_size: the batch size that was planned for, if the graph leaves the first dimension of
             its inputs unknown; else None.
         batch_assumed: whether that size was assumed, not given.
-        growth: the bytes per example of each tensor, then of each op's scratch space; empty if
-            `batch_size` is None.
+        growing: returns the bytes per example of each tensor, and of each op's scratch space, by
+            name; nothing if `batch_size` is None.
         measured_peak_bytes: the peak of a real run, in bytes, if `verify=True` or a budget required
             one: the memory requested from TensorFlow's allocator.
         process_peak_bytes: the growth of the process in such a run, in bytes, if the two differ by
@@ -94,7 +96,7 @@ class Plan(PlanData):
             A plan that differs in the sizes of tensors and in predicted peaks, both in bytes.
 
         Raises:
-            ValueError: the graph fixes the sizes of all inputs.
+            ValueError: the graph fixes the sizes of all inputs, or it does not exist any more.
 
         Example:
             >>> import tensorflow as tf
@@ -111,7 +113,7 @@ class Plan(PlanData):
         """
         if self.batch_size is None:
             raise ValueError("this plan has one size: the graph fixes the shapes of all inputs")
-        problem = self.problem.grown(self.growth, batch_size - self.batch_size)
+        problem = self.problem.grown(self.growing(), batch_size - self.batch_size)
         return dataclasses.replace(
             self,
             problem=problem,
@@ -133,7 +135,9 @@ class Plan(PlanData):
 
         `gradients(..., plan=path)` applies it to the same graph again, without planning.
         """
-        content = dataclasses.asdict(self)
+        content = dataclasses.asdict(self) | {"growing": {}}
+        with contextlib.suppress(ValueError):  # its graph is gone
+            content["growing"] = self.growing()
         content["problem"]["results"] = sorted(self.problem.results)
         for name in _SETS:
             content["labels"][name] = sorted(content["labels"][name])
@@ -169,6 +173,7 @@ class Plan(PlanData):
                 waits=_tuples(problem["waits"]),
             )
             content["labels"] = Labels(**labels | {n: frozenset(labels[n]) for n in _SETS})
+            content["growing"] = functools.partial(_saved, content["growing"])
             content["loops"] = [LoopPlan(**loop) for loop in content["loops"]]
             content["pieces"] = [PiecesPlan(**one) for one in content["pieces"]]
             return cls(**{name: _tuples(value) for name, value in content.items()})
@@ -308,10 +313,16 @@ class Plan(PlanData):
 
 
 # The version of the file format.
-_FORMAT = 6
+_FORMAT = 7
 
 # The labels that are sets.
 _SETS = ("of_weights", "sums", "updates")
+
+
+def _saved(growing: dict[str, float]) -> dict[str, float]:
+    if not growing:
+        raise ValueError("this plan was saved when its graph was gone, so it has one size")
+    return growing
 
 
 def _tuples(value: Any) -> Any:

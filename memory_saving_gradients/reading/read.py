@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import networkx as nx
@@ -23,6 +24,7 @@ from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.bodies import of_calls
 from memory_saving_gradients.reading.buffers import Buffers
 from memory_saving_gradients.reading.execution import Execution
+from memory_saving_gradients.reading.growth import Growth
 from memory_saving_gradients.reading.measured_costs import measure_ops
 from memory_saving_gradients.reading.roles import Roles, roles_of
 from memory_saving_gradients.reading.tensors import makes, numbered, numbers, reads, touches
@@ -51,8 +53,7 @@ class Reading:
             the trace.
         sizes: what is known of the shapes of the inputs.
         batch_size: the first dimension of the inputs, if the graph leaves it unknown.
-        growing: returns the bytes per example of each tensor, and of each op's scratch space, by
-            name; nothing if the graph fixes the batch.
+        growing: returns the `Growth` of tensors and scratch space with the batch.
     """
 
     step: BackwardPass
@@ -68,14 +69,7 @@ class Reading:
     unordered: frozenset[str]
     sizes: InputSizes = NOTHING_GIVEN
     batch_size: int | None = None
-    growing: Callable[[], dict[str, float]] = dict
-
-    @functools.cached_property
-    def growth(self) -> tuple[float, ...]:
-        """The bytes per example of each tensor, then of each op's scratch space."""
-        growing = self.growing()
-        names = [t.name for t in self.problem.tensors] + [op.name for op in self.problem.ops]
-        return tuple(growing[name] for name in names if growing)
+    growing: Callable[[], Mapping[str, float]] = dict
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -174,7 +168,7 @@ def read(
         unordered=frozenset(op.name for op in apart),
         sizes=sizes,
         batch_size=walk.shapes.batch_size,
-        growing=functools.cache(functools.partial(_growing, walk, tensors, ops)),
+        growing=functools.cache(_growth(walk, tensors, costs)),
     )
 
 
@@ -234,16 +228,24 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
 
 @dataclasses.dataclass(frozen=True)
 class _Costs:
-    """Seconds and bytes of scratch space of ops, by name."""
+    """Seconds and bytes of scratch space of ops, by name.
+
+    Attributes:
+        seconds: the seconds.
+        scratch: the bytes of the ops' own scratch space, as the runtime tells it.
+        workspaces: the bytes with those of the functions that ops call, or as measured.
+    """
 
     seconds: dict[str, float]
+    scratch: dict[str, int]
     workspaces: dict[str, int]
 
 
 def _costs(walk: _Walk, ops: Sequence[tf.Operation], cost_model: str) -> _Costs:
     runtime, shapes = walk.step.runtime, walk.shapes
     seconds = estimate_seconds(ops, shapes, runtime.device)
-    workspaces = {op.name: runtime.scratch(op, shapes) for op in ops}
+    scratch = {op.name: runtime.scratch(op, shapes) for op in ops}
+    workspaces = {**scratch}
     for op in ops:
         if calls.bodies(op):
             seconds[op.name], workspaces[op.name] = of_calls(op, runtime, walk.graph, shapes)
@@ -254,7 +256,7 @@ def _costs(walk: _Walk, ops: Sequence[tf.Operation], cost_model: str) -> _Costs:
             if op.name in measured:
                 allocated = measured[op.name].workspace
                 workspaces[op.name] = max(0, allocated - runtime.untouched(op, shapes))
-    return _Costs(seconds, workspaces)
+    return _Costs(seconds, scratch, workspaces)
 
 
 def _problem(
@@ -314,6 +316,19 @@ def _in_backward_order(
     return problem.reordered(sequence, late), [ops[i] for i in sequence]
 
 
+def _growth(walk: _Walk, tensors: Sequence[Tensor], costs: _Costs) -> Growth:
+    return Growth(
+        graph=weakref.ref(walk.step.graph),
+        operations=tuple(op.name for op in walk.operations),
+        results=tuple(t.name for t in walk.step.to_end),
+        runtime=walk.step.runtime,
+        given=walk.shapes.given,
+        batch_size=walk.shapes.batch_size,
+        bytes={t.name: t.bytes for t in tensors},
+        scratch=costs.scratch,
+    )
+
+
 def _has_several_losses(walk: _Walk) -> bool:
     return sum(tf_private.is_seed(op) for op in walk.operations if op in walk.step.new) != 1
 
@@ -357,29 +372,6 @@ def _waits(
             for reader in readers - {i}:
                 by_index[max(i, reader)].add(min(i, reader))
     return by_index
-
-
-def _growing(
-    walk: _Walk, tensors: Sequence[Tensor], ops: Sequence[tf.Operation]
-) -> dict[str, float]:
-    """The bytes per example of each tensor, and of each op's scratch space, by name.
-
-    They are close to linear in the batch, so we compare two batch sizes. That takes nearly as long
-    as reading, as all shapes are inferred once more.
-    """
-    step, shapes = walk.step, walk.shapes
-    if shapes.batch_size is None:
-        return {}
-    larger = Shapes(walk.operations, shapes.given.times(_GROWN, shapes.batch_size))
-    buffers = Buffers(walk.operations, larger, step.runtime, step.to_end)
-    more = (_GROWN - 1) * shapes.batch_size
-    made = ((t, step.graph.get_tensor_by_name(t.name)) for t in tensors)
-    grown = {t.name: (buffers.bytes(tensor) - t.bytes) / more for t, tensor in made}
-    scratch = step.runtime.scratch
-    return grown | {op.name: (scratch(op, larger) - scratch(op, shapes)) / more for op in ops}
-
-
-_GROWN = 2
 
 
 # An op whose estimated time per byte is this many times that of the median op is expensive: it does

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds, order, tf_private
+from memory_saving_gradients.graph import calls, kinds, order, tf_private
 from memory_saving_gradients.graph.names import node_of, tensor_of
 from memory_saving_gradients.planning.problem import Schedule
 from memory_saving_gradients.reading.read import Reading
@@ -38,7 +38,9 @@ def added_bytes(reading: Reading, schedule: Schedule, names: Sequence[str]) -> i
     whole = step.graph.as_graph_def()
     needed = {op.name: op for op in order.needed(t.op for t in step.results)}
     nodes = [node for node in whole.node if node.name in needed]
-    written = tf.compat.v1.GraphDef(node=nodes, library=whole.library, versions=whole.versions)
+    written = tf.compat.v1.GraphDef(node=nodes, versions=whole.versions)
+    if any(map(calls.calls, needed.values())):
+        written.library.CopyFrom(whole.library)
     fetches = [t.name for t in step.results]
     try:
         optimized = tf_private.optimized(written, fetches, whole=False)
