@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -71,6 +72,39 @@ def test_train_on_batch_saves_memory():
     model, fit = functional()
     msg.keras.save_memory(model).train_on_batch(fit["x"][:BATCH], fit["y"][:BATCH])
     assert msg.keras.get_plans(model)
+
+
+@pytest.mark.parametrize("strategy", [False, True])
+def test_a_step_is_traced_once(strategy):
+    """By itself Keras makes the variables of optimizer and metrics in the step: two traces."""
+    traces = []
+
+    class Counting(keras.Model):
+        def train_step(self, data):
+            traces.append(data)
+            return super().train_step(data)
+
+    def trained(saving):
+        keras.utils.set_random_seed(0)
+        x = inputs = keras.Input((256,))
+        for _ in range(8):
+            x = keras.layers.Dense(256, "tanh")(x)
+        model = Counting(inputs, x)
+        model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+        if saving:
+            msg.keras.save_memory(model)
+        traces.clear()
+        examples = np.random.default_rng(0).normal(size=(200, 256)).astype(np.float32)
+        return model, model.fit(examples, examples, batch_size=128, epochs=2, verbose=0).history
+
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope() if strategy else nullcontext():
+        _, plain = trained(False)
+        assert len(traces) == 2 - strategy  # a strategy makes them before
+        model, ours = trained(True)
+    assert len(traces) == 1
+    assert len(msg.keras.get_plans(model)) == 1
+    assert ours == plain
+    assert "build" not in vars(model.optimizer)
 
 
 def test_one_model_only():

@@ -1,8 +1,10 @@
 """Plans: saved, loaded, applied again, refused."""
 
 import dataclasses
+import gc
 import json
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -148,6 +150,33 @@ def test_other_batches_are_predicted(graph):
             session.run(grads, feed)
             peak = measure.session_peak(session, grads, feed)
             assert plan.at(batch).peak_bytes == pytest.approx(peak, rel=0.05)
+
+
+def test_other_batches_are_predicted_as_long_as_the_graph_exists(tmp_path):
+    def plan_of_a_graph():
+        @tf.function(input_signature=[tf.TensorSpec((None, 64))], autograph=False)
+        def step(x):
+            y = x
+            for _ in range(16):
+                y = tf.tanh(y)
+            return gradients(y, x, checkpoints="memory", batch_size=512)
+
+        graph = step.get_concrete_function().graph
+        (plan,) = get_plans(step)
+        plan.save(tmp_path / "plan.json")
+        return plan, plan.at(64).peak_bytes, weakref.ref(graph)
+
+    plan, at_64, graph = plan_of_a_graph()
+    gc.collect()
+    assert graph() is None
+    assert plan.at(64).peak_bytes == at_64 < plan.peak_bytes  # it was asked for before
+    assert Plan.load(tmp_path / "plan.json").at(64).peak_bytes == at_64
+    unasked = dataclasses.replace(plan, growing=plan.growing.__wrapped__)
+    with pytest.raises(ValueError, match="graph is gone: call `at` while"):
+        unasked.at(64)
+    unasked.save(tmp_path / "later.json")
+    with pytest.raises(ValueError, match="saved when its graph was gone"):
+        Plan.load(tmp_path / "later.json").at(64)
 
 
 def test_without_a_hint_a_plan_is_good_for_many_batches(graph):
