@@ -12,7 +12,7 @@ from memory_saving_gradients import BudgetError, gradients
 from scripts.benchmarks.common import Section, in_session
 from tests.corpus import CORPUS, LARGE
 
-SHARES = (0.7, 0.4)
+SHARES = (0.7, 0.3)
 RUNS = 2  # the higher peak counts
 
 
