@@ -656,7 +656,7 @@ def outside_of_traces() -> Iterator[None]:
         apart._variable_creator_stack = [
             (priority, creator)
             for priority, creator in apart._variable_creator_stack
-            if creator.__name__ != "variable_capturing_scope"
+            if getattr(creator, "__name__", "") != "variable_capturing_scope"
         ]
         yield
 
