@@ -3,8 +3,7 @@
 from test_models.bert import BERT
 from test_models.bifpn import BiFPN
 from test_models.chain import Chain
-from test_models.decay import WeightDecay
-from test_models.densenet import DenseNet, DenseNet121, PaperDenseNet
+from test_models.densenet import DenseNet, DenseNet121
 from test_models.dtypes import FourierNet, MixedPrecision
 from test_models.features import RaggedSparse, TextClassifier
 from test_models.gan import WGANGP, CycleGAN
@@ -50,7 +49,6 @@ __all__ = [
     "MixtureOfExperts",
     "MobileNet",
     "Model",
-    "PaperDenseNet",
     "PixelCNN",
     "RaggedSparse",
     "ResNet50",
@@ -64,7 +62,6 @@ __all__ = [
     "UNet",
     "UNet3D",
     "V1Step",
-    "WeightDecay",
     "build_v1",
     "build_v2",
 ]

@@ -40,29 +40,6 @@ class DenseNet(ImageClassifier):
         return self.conv(x, filters, size, f"{name}_conv")
 
 
-class PaperDenseNet(DenseNet):
-    """Written as the paper has it: each layer concatenates the features of all before it.
-
-    Hard: the gradient of every feature is a sum of slices of as many gradients as read it.
-    """
-
-    def logits(self, images: tf.Tensor) -> tf.Tensor:
-        features = [self.conv(images, 2 * self.growth, 3, "stem")]
-        for block in range(self.blocks):
-            if block > 0:
-                h = tf.concat(features, -1)
-                h = self._norm_relu_conv(h, int(h.shape[-1]), 1, f"transition{block}")
-                features = [tf.nn.avg_pool2d(h, 2, 2, "SAME")]
-            for layer in range(self.layers):
-                name = f"block{block}_layer{layer}"
-                features.append(self.block(functools.partial(self._concatenated, name), *features))
-        h = tf.nn.relu(self.batch_norm(tf.concat(features, -1), "final_norm"))
-        return self.dense(tf.reduce_mean(h, axis=[1, 2]), self.classes, "classifier")
-
-    def _concatenated(self, name: str, *features: tf.Tensor) -> tf.Tensor:
-        return self._layer(name, tf.concat(features, -1))
-
-
 class DenseNet121(DenseNet):
     """The ImageNet network: bottleneck layers, 6-12-24-16, transitions that halve the channels.
 

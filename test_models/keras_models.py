@@ -90,35 +90,6 @@ def unet(wrap: Wrap) -> keras.Model:
     return keras.Model(inputs, layers.Conv2D(10, 1, activation="softmax")(x))
 
 
-class TiedLogits(layers.Layer):
-    """Logits by the weights of an embedding."""
-
-    def __init__(self, embedding: layers.Embedding) -> None:
-        super().__init__()
-        self.embedding = embedding
-
-    def call(self, x: tf.Tensor) -> tf.Tensor:
-        return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
-
-
-def gpt(wrap: Wrap) -> keras.Model:
-    """The smallest GPT-2 (Radford et al. 2019) on 128 tokens of 8,192: 91 M weights."""
-    width, length, vocabulary = 768, 128, 8192
-    embedding = layers.Embedding(vocabulary, width)
-    inputs = keras.Input((length,), dtype="int32")
-    positions = layers.Embedding(length, width)(keras.ops.arange(length))
-    x = embedding(inputs) + positions
-    for _ in range(12):
-        y = start = keras.Input((length, width))
-        z = layers.LayerNormalization()(y)
-        y = y + layers.MultiHeadAttention(12, width // 12)(z, z, use_causal_mask=True)
-        z = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(y))
-        y = y + layers.Dense(width)(z)
-        x = wrap(keras.Model(start, y))(x)
-    logits = TiedLogits(embedding)(layers.LayerNormalization()(x))
-    return keras.Model(inputs, layers.Softmax()(logits))
-
-
 #: label: (builder, batch)
 KERAS_MODELS: dict[str, tuple[Callable[[Wrap], keras.Model], int]] = {
     "ResNet-50, 96 px, batch 32": (resnet50, 32),
