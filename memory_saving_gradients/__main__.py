@@ -15,6 +15,7 @@ from typing import Any
 
 from memory_saving_gradients import commands
 from memory_saving_gradients._quiet import COMMAND
+from memory_saving_gradients.graph.devices import DEVICES, LOCAL
 from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.planning.strategies import STRATEGIES
 
@@ -29,6 +30,13 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan within the budget was fou
 _INPUT_SHAPE: dict[str, Any] = {
     "metavar": "S",
     "help": "the shape of an example, if the model does not define it: 32,32,3 or 128:int32",
+}
+
+
+_DEVICE: dict[str, Any] = {
+    "choices": [*DEVICES, LOCAL],
+    "default": "cpu",
+    "help": "the device to plan for, and whose memory is told; on a GPU, Keras compiles with XLA",
 }
 
 
@@ -73,6 +81,7 @@ def _add_report(add: _Add) -> None:
     )
     report.add_argument("target", metavar="TARGET")
     report.add_argument("--input-shape", **_INPUT_SHAPE)
+    report.add_argument("--device", **_DEVICE)
     report.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: 32")
     how = report.add_mutually_exclusive_group()
     how.add_argument("--checkpoints", choices=sorted(STRATEGIES), help="default: memory")
@@ -108,12 +117,14 @@ def _add_max_batch(add: _Add) -> None:
         "max-batch",
         "find the largest batch that trains in a given memory, plain and with recomputation",
         "keras.applications:ResNet50 --memory 11GB",
+        "my_model.keras --memory device --device a100",
     )
     largest.add_argument("target", metavar="TARGET")
     largest.add_argument("--input-shape", **_INPUT_SHAPE)
     largest.add_argument(
         "--memory", type=_budget, required=True, metavar="B", help='such as "11GB"'
     )
+    largest.add_argument("--device", **_DEVICE)
     largest.set_defaults(run=commands.largest_batch)
 
 

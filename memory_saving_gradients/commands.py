@@ -25,6 +25,7 @@ from memory_saving_gradients.console import first_plan
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.doors.max_batch import max_batch
 from memory_saving_gradients.doors.traced_step import Step, step_of_model, traced_step
+from memory_saving_gradients.graph.devices import MEMORY_BYTES
 from memory_saving_gradients.graph.shapes import bytes_of
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.decide import by_memory
@@ -41,6 +42,11 @@ _ROUNDS = 5
 
 def report(options: argparse.Namespace) -> None:
     """Reports what is saved on a model; see `report --help`."""
+    if options.measure and options.device in MEMORY_BYTES:
+        raise ValueError(
+            f"--measure trains on this machine, and --device {options.device} plans for another "
+            "device: leave one out"
+        )
     if options.plot:
         check_matplotlib()
         options.plot.mkdir(parents=True, exist_ok=True)
@@ -55,7 +61,7 @@ def report(options: argparse.Namespace) -> None:
         if saves_little(plan):
             print(f"\n{why_little_is_saved(plan, by_memory(plan))}")
     plan = max(plans, key=lambda plan: plan.peak_bytes)
-    print("\n" + rendered(_in_all(model, step, plan, options.batch_size)).rstrip())
+    print("\n" + rendered(_in_all(model, step, plan, options)).rstrip())
     if options.measure:
         print("\n" + _measured(options))
     if options.plot:
@@ -66,19 +72,19 @@ def report(options: argparse.Namespace) -> None:
         print(f"written: {options.json}")
 
 
-def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
+def _in_all(model: Any, step: Step, plan: Plan, options: argparse.Namespace) -> Table:
     """A table of all that a device holds at the peak of a step, plain and as planned."""
     weights = sum(bytes_of(v.shape, v.dtype) for v in model.weights)
-    inputs = batch_size * step.example_bytes
+    inputs = options.batch_size * step.example_bytes
     rows = {
         "weights": (weights, weights),
         "optimizer, metrics": (max(0, step.variables_bytes - weights),) * 2,
         "inputs": (inputs, inputs),
         "activations, gradients, scratch": (plan.baseline_peak_bytes, plan.peak_bytes),
     }
-    title = "In all"
+    title = "In all, compiled by XLA" if step.compiled else "In all"
     with contextlib.suppress(OSError):  # the system does not provide it
-        has, used = device_bytes()
+        has, used = device_bytes(options.device)
         title += (
             f", of {format_bytes(has)} that {'the system has free' if used is None else 'it has'}"
         )
@@ -95,7 +101,8 @@ def _in_all(model: Any, step: Step, plan: Plan, batch_size: int) -> Table:
 def largest_batch(options: argparse.Namespace) -> None:
     """Prints the largest batches; see `max-batch --help`."""
     model = load(options.target)
-    print(max_batch(model, options.memory, example_of(options.input_shape)))
+    example = example_of(options.input_shape)
+    print(max_batch(model, options.memory, example, device=options.device))
 
 
 def load(target: str) -> Any:
@@ -170,7 +177,10 @@ def make_step(
 
 def _options(options: argparse.Namespace) -> dict[str, Any]:
     """The chosen options, as arguments of `save_memory`."""
-    chosen: dict[str, Any] = {"checkpoints": options.checkpoints or "memory"}
+    chosen: dict[str, Any] = {
+        "checkpoints": options.checkpoints or "memory",
+        "device": options.device,
+    }
     for name in ("memory_budget", "max_overhead"):
         if getattr(options, name) is not None:
             chosen[name] = getattr(options, name)

@@ -256,12 +256,23 @@ def test_it_runs_where_it_is_not_installed(folder, capsys, monkeypatch):
 
 
 def test_a_system_that_does_not_tell_its_memory_gets_its_report(folder, capsys, monkeypatch):
-    def unknown():
+    def unknown(device):
         raise OSError
 
     monkeypatch.setattr(commands, "device_bytes", unknown)
     assert main(["report", TARGET]) == 0
     assert "In all\n" in capsys.readouterr().out
+
+
+def test_for_a_gpu_it_speaks_of_what_keras_compiles(folder, capsys):
+    assert main(["report", TARGET, "--device", "t4"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "In all, compiled by XLA, of 16000.0 MB that it has" in said
+    assert main(["max-batch", TARGET, "--memory", "device", "--device", "t4"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "in 14.40 GB (0.00 GB of it variables), compiled by XLA" in said
+    assert main(["report", TARGET, "--device", "t4", "--measure"]) == 1
+    assert "--measure trains on this machine" in capsys.readouterr().err
 
 
 @pytest.mark.measured

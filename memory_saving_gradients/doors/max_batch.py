@@ -59,11 +59,13 @@ class MaxBatch:
         memory_bytes: the memory that was given.
         variables_bytes: the bytes of it that weights, optimizer state and other variables need.
         ways: by name ("plain", "speed", "memory", "10 % extra cost" …) the largest batch.
+        compiled: whether XLA compiles the step.
     """
 
     memory_bytes: int
     variables_bytes: int
     ways: dict[str, Largest]
+    compiled: bool = False
 
     def __str__(self) -> str:
         return rendered(_table(self)).rstrip()
@@ -95,7 +97,8 @@ def max_batch(
             `tf.TensorSpec`: of a model `(x, y)` or `x`, of a function the tuple of its arguments.
             Needed if the step does not define its inputs: a subclassed model, a function without
             `input_signature`.
-        device: what to estimate costs for, as in `gradients`, and whose memory `"device"` is.
+        device: what to estimate costs for, as in `gradients`, and whose memory `"device"` is. On a
+            GPU, Keras compiles models with XLA, so they are planned for XLA then.
 
     Returns:
         The largest batches: plain, with `checkpoints="speed"` and `"memory"`, and with a budget
@@ -133,7 +136,7 @@ def max_batch(
     for name, most in _MOST.items():  # a better plan of another way within the cost counts, too
         allowing = (one for one in ways.values() if one.overhead <= most)
         ways[name] = max(allowing, key=lambda one: (one.batch_size, -one.overhead))
-    return MaxBatch(allowed, step.variables_bytes, ways)
+    return MaxBatch(allowed, step.variables_bytes, ways, step.compiled)
 
 
 # The ways to train, each with its planner.
@@ -255,6 +258,7 @@ def _table(answer: MaxBatch) -> Table:
         title=(
             f"The largest batches in {answer.memory_bytes / 1e9:,.2f} GB "
             f"({answer.variables_bytes / 1e9:,.2f} GB of it variables)"
+            f"{', compiled by XLA' if answer.compiled else ''}"
         ),
         title_justify="left",
         box=SIMPLE_HEAD,

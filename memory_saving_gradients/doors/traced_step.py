@@ -12,7 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.doors.patching import patch
+from memory_saving_gradients.graph.devices import MEMORY_BYTES
 from memory_saving_gradients.graph.shapes import InputSizes, bytes_of
+from memory_saving_gradients.graph.tf_private import is_compiled_apart, keras_would_compile
 from memory_saving_gradients.options.options import Options, Request
 from memory_saving_gradients.pipeline.pieces import predicted_plan
 from memory_saving_gradients.pipeline.save import looking, no_garbage_collection
@@ -34,12 +36,14 @@ class Step:
         variables_bytes: the bytes of all variables that it reads or writes: weights, and the state
             of the optimizer and the metrics.
         example_bytes: the bytes of inputs per example of a batch.
+        compiled: whether XLA compiles it.
         traced: the object that keeps the graph alive.
     """
 
     passes: list[tuple[BackwardPass, Request]]
     variables_bytes: int
     example_bytes: int
+    compiled: bool
     traced: Any = dataclasses.field(repr=False)
 
     @no_garbage_collection()
@@ -68,6 +72,9 @@ class Step:
 def traced_step(step: Any, example: Any = None, options: Options | None = None) -> Step:
     """Traces a step for batches of any size.
 
+    It is traced for XLA if it is compiled (`jit_compile=True`). Keras compiles `fit` on a GPU, so a
+    model is traced for XLA where `options.device` names a GPU, too.
+
     Args:
         step: a Keras model, or a `tf.function` that computes gradients.
         example: one batch as `fit` or the function takes it, arrays or tensors or their
@@ -86,15 +93,18 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
     options = options or Options("memory")
     if _is_model(step):
         function, arguments = step_of_model(step, example)
+        on_gpu = options.device in MEMORY_BYTES and keras_would_compile(step)
+        compiled = on_gpu or bool(step.compiled and step.jit_compile)
     else:
         function, arguments = _of_function(step, example)
+        compiled = is_compiled_apart(step)
     with looking() as passes, patch.of(options):
 
         def anew(*arguments: Any) -> Any:
             passes.clear()  # if variables are created, TensorFlow traces twice
             return function(*arguments)
 
-        traced = tf.function(anew).get_concrete_function(*arguments)
+        traced = tf.function(anew, jit_compile=compiled).get_concrete_function(*arguments)
     if not passes:
         raise ValueError(
             "the step computes no gradients: it must call tf.GradientTape.gradient or tf.gradients"
@@ -109,6 +119,7 @@ def traced_step(step: Any, example: Any = None, options: Options | None = None) 
         example_bytes=sum(
             bytes_of(t.shape[1:], t.dtype) for t in inputs if t.shape.rank and t.shape[0] is None
         ),
+        compiled=compiled,
         traced=traced,
     )
 

@@ -242,6 +242,15 @@ def keras_mode() -> Any:
     return getattr(calling, "training", None)
 
 
+def keras_would_compile(model: Any) -> bool:
+    """Whether Keras compiles the `fit` of a model on a GPU, if it may choose.
+
+    Keras 3: `Layer._flatten_layers` and `supports_jit`; Keras 2 never does.
+    """
+    layers = model._flatten_layers()
+    return all(getattr(layer, "supports_jit", False) for layer in layers)
+
+
 #: `tf.compat.v1.gradients`, before anyone can replace it by ours. We do not read it from that
 #: module, which would cache the attribute: `tf.__dict__["gradients"] = ...` would then do nothing.
 #: `ops.gradients.gradients`: 1.0 on.

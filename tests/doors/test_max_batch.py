@@ -10,16 +10,18 @@ import tensorflow as tf
 from memory_saving_gradients import max_batch, measure, patch
 from memory_saving_gradients.doors.max_batch import Largest, MaxBatch
 from memory_saving_gradients.doors.traced_step import traced_step
+from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.planning.simulate import plain_peak
+from memory_saving_gradients.runtimes.xla import Xla
 
 WIDTH, LAYERS = 256, 16
 MEMORY = 64_000_000
 
 
-def make_function():
+def make_function(compiled=False):
     weights = [tf.Variable(tf.eye(WIDTH)) for _ in range(LAYERS)]
 
-    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH))])
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH))], jit_compile=compiled)
     def step(x):
         h = x
         with tf.GradientTape() as tape:
@@ -207,6 +209,35 @@ def test_a_gpu_that_is_not_there():
     assert found.ways["plain"].batch_size > 100_000
     cpu = max_batch(step, "14.4GB").ways["plain"].seconds_per_example
     assert found.ways["plain"].seconds_per_example < 0.1 * cpu
+
+
+def test_a_compiled_step_is_planned_for_xla():
+    found = max_batch(make_function(compiled=True), MEMORY)
+    assert found.compiled
+    assert "compiled by XLA" in " ".join(str(found).split())
+    batch = found.ways["plain"].batch_size
+    fixed = found.variables_bytes + batch * WIDTH * 4
+    predicted = found.ways["plain"].bytes - fixed
+    step = tf.function(make_function().python_function, jit_compile=True)
+    allocated = measure.compiled_temporaries(step, tf.TensorSpec((batch, WIDTH)))
+    assert predicted == pytest.approx(allocated, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "device", "expected"),
+    [
+        (keras.layers.Dense(8), "h100", True),
+        (keras.layers.Dense(8), "cpu", False),
+        (keras.layers.RandomZoom(0.1), "h100", False),  # Keras says that it cannot be compiled
+    ],
+)
+def test_keras_compiles_on_a_gpu_where_it_can(layer, device, expected):
+    model = keras.Sequential([keras.Input((4, 4, 8)), keras.layers.Dense(8, "tanh"), layer])
+    model.compile("adam", "mse")
+    step = traced_step(model, options=Options("memory", device=device))
+    assert step.compiled == expected
+    ((backward, _),) = step.passes
+    assert isinstance(backward.runtime, Xla) == expected
 
 
 def test_a_notebook_gets_the_table_as_text(monkeypatch):
