@@ -135,16 +135,16 @@ def _is_all(op: tf.Operation, value: int) -> bool:
     return source.type == "Const" and bool(np.all(tf.get_static_value(source.outputs[0]) == value))
 
 
-def is_of_the_step(op: tf.Operation) -> bool:
-    """Whether the outputs of `op` are buffers of the step.
+def reads_gathered(op: tf.Operation) -> bool:
+    """Whether `op` reads a variable as a whole that is also gathered from or scattered to.
 
-    Reading a variable as a whole makes a copy if it is also gathered from or scattered to
-    (`EnsureSparseVariableAccess`), such as the tied embedding of a language model.
+    TensorFlow's kernel then makes a copy (`EnsureSparseVariableAccess`): of the tied embedding of a
+    language model, for example.
     """
-    if op.type == "ReadVariableOp":
-        kinds = {reader.type for reader in op.inputs[0].consumers()}
-        return any(kind.startswith(("ResourceGather", "ResourceScatter")) for kind in kinds)
-    return op.type not in SOURCES
+    if op.type != "ReadVariableOp":
+        return False
+    kinds = {reader.type for reader in op.inputs[0].consumers()}
+    return any(kind.startswith(("ResourceGather", "ResourceScatter")) for kind in kinds)
 
 
 def owner(tensor: tf.Tensor) -> tf.Tensor:

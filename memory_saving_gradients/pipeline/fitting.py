@@ -26,8 +26,10 @@ _ROUNDS = 3
 # The share of a budget that a compiled step should use, and the factor by which it may exceed it.
 _LEAST_USED = 0.95
 _NEARLY = 1.02
-# For "memory", these multiples of the lowest peak are compiled as well.
+# For "memory", these multiples of the lowest peak are compiled as well, if XLA allocates more than
+# so many times what was predicted.
 _AROUND = (1.1, 1.25)
+_AS_PREDICTED = 1.05
 # Recomputation is moved earlier, to save gates, only where at most this share of the peak is alive:
 # predictions are not accurate enough to go closer.
 _EARLY = 0.9
@@ -48,8 +50,8 @@ def follow(reading: Reading, plan: Plan) -> list[str]:
 def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     """The plan that fits a budget best by XLA's own report; the graph is unchanged.
 
-    For "memory" it is the plan that needs least, of a few near the lowest predicted peak: XLA's
-    buffer assignment for tensors of many sizes cannot be predicted.
+    For "memory" it is the plan that needs least. If XLA allocates more than predicted, it is one of
+    a few near the lowest predicted peak: how XLA packs tensors of many sizes cannot be predicted.
 
     Args:
         reading: the step.
@@ -119,7 +121,9 @@ def _next_peak(tried: list[Plan], strategy: str) -> int | None:
     if budget is not None:
         fits = _LEAST_USED * budget <= size <= _NEARLY * budget
         return None if fits else int(tried[-1].peak_bytes * budget / max(size, 1))
-    return int(tried[0].peak_bytes * _AROUND[len(tried) - 1]) if strategy == "memory" else None
+    if strategy != "memory" or size <= _AS_PREDICTED * tried[-1].peak_bytes:
+        return None
+    return int(tried[0].peak_bytes * _AROUND[len(tried) - 1])
 
 
 def _with_fewer_gates(plan: Plan, compiled: Callable[[Plan], Plan]) -> Plan:

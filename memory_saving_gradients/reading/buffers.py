@@ -43,7 +43,7 @@ class Buffers:
                 if shown is not None and tensor.dtype not in kinds.HANDLES:
                     self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
                     self._bytes[tensor.name] = self.bytes(shown)
-                elif kinds.is_of_the_step(op) and tensor.dtype not in kinds.HANDLES:
+                elif _is_of_the_step(op, runtime) and tensor.dtype not in kinds.HANDLES:
                     known = tensor.dtype != tf.variant
                     size = shapes.bytes(tensor) if known else held_bytes(tensor, shapes)
                     size = runtime.untold_bytes(op, i, shapes) or size
@@ -79,3 +79,9 @@ class Buffers:
 
     def matters(self, tensor: tf.Tensor) -> bool:
         return self.bytes(tensor) > self._largest_left_out
+
+
+def _is_of_the_step(op: tf.Operation, runtime: Runtime) -> bool:
+    """Whether the outputs of `op` are buffers of the step."""
+    copied = runtime.copies_gathered and kinds.reads_gathered(op)
+    return copied or op.type not in kinds.SOURCES

@@ -10,13 +10,19 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import gate, kinds
+from memory_saving_gradients.graph import gate, kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.gate import Gate
 from memory_saving_gradients.planning.problem import Schedule, copied
+from memory_saving_gradients.planning.stretches import stretches
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.run import Holding, Run
-from memory_saving_gradients.runtimes.xla import CONVOLUTIONS, TRANSPOSES, Xla
+from memory_saving_gradients.runtimes.xla import (
+    CONVOLUTIONS,
+    GRADIENTS_OF_MAX_POOLING,
+    TRANSPOSES,
+    Xla,
+)
 
 
 class Gates(Holding):
@@ -25,6 +31,8 @@ class Gates(Holding):
         self.on_gpu = reading.step.runtime.on_gpu
         self.gates = (_barriers if self.on_gpu else _loops)(reading, schedule)
         self.backward = reading.new
+        entropies = (op for op in reading.step.needed if op.type in _CROSS_ENTROPIES)
+        self.losses = sorted(entropies, key=lambda op: op.name)
 
     def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
         """Delays the ops that do not read through a gate.
@@ -32,10 +40,10 @@ class Gates(Holding):
         A copy that reads only weights waits for the run before it. XLA transposes the operands of a
         convolution's gradient, and would do so in the forward pass and keep both; so the other
         operands wait for the incoming gradient. On a GPU it also transposes the filters of
-        convolutions, all of them at the start, so there operands wait for one another. The slices
-        of a concatenation's gradient are written to memory: they are smaller than their sources. So
-        are tensors that pass a barrier: an earlier reader might fuse their computation, and both
-        they and their sources would stay in memory.
+        convolutions, all of them at the start, so there operands wait for one another. On a CPU the
+        slices of a concatenation's gradient are written to memory: they are smaller than their
+        sources. On a GPU the cross entropy of each example is: XLA would merge the sum over classes
+        with the mean over examples, and write out all its terms instead.
         """
         graph = runs[0].op.graph
         backward = self.backward
@@ -60,23 +68,38 @@ class Gates(Holding):
                 elif not run.copy and op.type in TRANSPOSES:
                     grads = [t for t in op.inputs if t.op.name in backward]
                     gate.hold_back(op, functools.partial(until, grads), gated)
-                elif op.type == "Slice" and op.name in backward:
+                elif not self.on_gpu and op.type == "Slice" and op.name in backward:
                     gate.write_out(op.outputs[0])
+                elif self.on_gpu and op.type in GRADIENTS_OF_MAX_POOLING:
+                    _add_to_late_zeros(op)
                 previous = op.outputs
-            if self.on_gpu:
-                passing = {t.name: t for each in self.gates.values() for t in each.tensors}
-                for tensor in (t for t in passing.values() if t.op.name in backward):
-                    gate.write_out(tensor)
+            for op in self.losses if self.on_gpu else ():
+                gate.write_out(op.outputs[0])
 
 
-def _stretches(reading: Reading, schedule: Schedule) -> list[tuple[int, int, int]]:
+def _add_to_late_zeros(op: tf.Operation) -> None:
+    """Makes a gradient of max pooling start from zeros that are made when it runs.
+
+    XLA:GPU adds the gradients to an array of zeros. That is a constant, which ReLUs of this shape
+    share, so it is made at the start of the step and stays. If other zeros are added, which are
+    unknown until the gradient is there, XLA adds to these instead.
+    """
+    grads = op.outputs[0]
+    zero = tf.cast(gate.never(op.inputs[2:3]), grads.dtype)
+    added = tf.broadcast_to(zero, tf.shape(op.inputs[0])) + grads
+    tf_private.reroute(grads, added, {added.op})
+
+
+_CROSS_ENTROPIES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+
+
+def _between(reading: Reading, schedule: Schedule) -> list[tuple[int, int, int]]:
     """The stretches of recomputed ops, with a gate before each.
 
     Returns:
         For each the start of the previous one, its own start, and the start of the next one.
     """
-    _, again = copied(reading.problem, schedule)
-    starts = [place for place in range(1, len(again)) if again[place] and not again[place - 1]]
+    starts = [start for start, _ in stretches(reading.problem, schedule)]
     return [*zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False)]
 
 
@@ -88,7 +111,7 @@ def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     """
     returned = {t.name for t in reading.step.results}
     gates = {}
-    for before, start, end in _stretches(reading, schedule):
+    for before, start, end in _between(reading, schedule):
         ops = _since(reading, schedule[before:start])
         read = {t.name for op in ops for t in op.inputs}
         unread = (t for op in ops for t in op.outputs if t.name not in read)
@@ -103,16 +126,25 @@ def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     These are finished results, and all tensors that are read up to the next gate, of the backward
     pass as well. Weights and inputs also pass: otherwise XLA would merge what kernels compute only
     from them with the original.
+
+    Behind the forward pass and each stretch, there is a barrier for what later ops read: otherwise
+    XLA may also keep what it computes from these tensors, or what they are computed from.
     """
     results = {kinds.owner(t).name for t in reading.step.results}
     gates = {}
-    for before, start, end in _stretches(reading, schedule):
+    first, _ = copied(reading.problem, schedule)
+    for start, end in [(0, first), *stretches(reading.problem, schedule)]:
+        made = {t for i in schedule[start:end] for t in reading.problem.ops[i].outputs}
+        names = {reading.problem.tensors[t].name for t in made}
+        gates[end] = Gate([t for t in _read(reading, schedule[end:]) if t.name in names])
+    for before, start, end in _between(reading, schedule):
         outputs = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
         entries = schedule[start:end]
         passes = _read(reading, entries, of_backward=True) + _sources(reading, entries)
         passes += [t for t in outputs if t.name in results and gate.may_wait(t)]
+        passes += gates[start].tensors if start in gates else []
         gates[start] = Gate([*{t.name: t for t in passes}.values()])
-    return gates
+    return {place: opening for place, opening in gates.items() if opening.tensors}
 
 
 def _since(reading: Reading, entries: Schedule) -> list[tf.Operation]:

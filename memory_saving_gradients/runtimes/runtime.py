@@ -36,6 +36,7 @@ class Runtime(abc.ABC):
         runs_in_sessions: whether a `tf.compat.v1.Session` can run the step.
         keeps_running_sums: whether running sums stay, and are not merged into one sum.
         results_apart: whether the results of a step are in memory that belongs to its caller.
+        copies_gathered: whether reading a variable that is also gathered from makes a copy of it.
     """
 
     threads = 1
@@ -43,6 +44,7 @@ class Runtime(abc.ABC):
     runs_in_sessions = True
     keeps_running_sums = True
     results_apart = False
+    copies_gathered = True
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -20,6 +20,8 @@ TRANSPOSES = frozenset(
     DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter""".split()
 )
 
+GRADIENTS_OF_MAX_POOLING = frozenset({"MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad"})
+
 
 class Xla(Runtime):
     """XLA, which compiles a graph as a whole."""
@@ -28,6 +30,7 @@ class Xla(Runtime):
     runs_in_sessions = False
     keeps_running_sums = False
     results_apart = True
+    copies_gathered = False
 
     @property
     def on_gpu(self) -> bool:
@@ -69,7 +72,8 @@ _FILTERS = {"Conv2D": 1, "Conv3D": 1, "Conv2DBackpropInput": 1, "Conv3DBackpropI
 def gpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
     """Bytes of scratch space that XLA's program for a GPU needs for `op`.
 
-    cuDNN expects filters with the output channels first, so they are transposed. The scratch space
+    cuDNN expects filters with the output channels first, so they are transposed. The gradient of
+    max pooling finds the place of each maximum, as an index for each dimension. The scratch space
     of autotuned kernels is not known.
 
     Args:
@@ -77,8 +81,11 @@ def gpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
         shape: gives the shape of a tensor.
 
     Returns:
-        Bytes; 0 for ops that are neither convolutions nor gradients of convolutions.
+        Bytes; 0 for other ops.
     """
+    if op.type in GRADIENTS_OF_MAX_POOLING:
+        pooled = shape(op.inputs[1])
+        return len(pooled) * tf.int32.size * math.prod(pooled)
     if op.type not in _FILTERS:
         return 0
     place = _FILTERS[op.type]

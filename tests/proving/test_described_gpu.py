@@ -7,6 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from memory_saving_gradients import get_plans
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.proving import compiler, described_gpu
 from tests.test_xla import compiled_step
@@ -26,7 +27,23 @@ def test_loops_and_kernels_are_counted():
     assert counted["kernels"] >= 2
 
 
-@pytest.mark.skipif(not compiler.is_installed("h100"), reason="the extra xla-gpu is not installed")
+NEEDS_COMPILER = pytest.mark.skipif(
+    not compiler.is_installed("h100"), reason="the extra xla-gpu is not installed"
+)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", ["chain", "unet", "resnet50", "densenet"])
+@pytest.mark.parametrize("strategy", ["memory", "speed"])
+@pytest.mark.slow
+def test_predictions_hold(name, strategy):
+    step, inputs = compiled_step(name, strategy, device="h100")
+    (plan,) = get_plans(step.get_concrete_function(*inputs).graph)
+    allocated = compiler.temporary_bytes(step, inputs, "h100")
+    assert plan.peak_bytes == pytest.approx(allocated, rel=0.25)
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("name", ["chain", "gpt", "unet"])
 def test_no_program_for_a_gpu_has_a_loop_of_ours(name, tmp_path):
     step, inputs = compiled_step(name, "memory", device="h100")
