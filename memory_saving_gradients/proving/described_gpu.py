@@ -6,9 +6,9 @@ BYTES is the memory of the GPU; XLA itself recomputes what does not fit, as far 
 program is an `HloModuleProto`, or StableHLO as text in a file that ends in `.mlir`.
 
 Prints, as JSON, the bytes of temporaries that XLA's compiler allocates (the peak without arguments
-and results), the number of kernels outside loops and branches, and the number of loops. No driver
-and no GPU are needed. Kernels are not autotuned, as that would run them: scratch space of tuned
-convolutions is not included.
+and results), the bytes that its kernels read and write (XLA's own count), the number of kernels
+outside loops and branches, and the number of loops. No driver and no GPU are needed. Kernels are
+not autotuned, as that would run them: scratch space of tuned convolutions is not included.
 """
 
 from __future__ import annotations
@@ -134,7 +134,11 @@ def main(gpu: str, path: str, memory: str = "") -> None:
         module = ir.Module.parse(written if is_text else _jax.mlir.hlo_to_stablehlo(written))
     program = device.client.compile(module, _jax.DeviceList((device,)), options)
     (optimised,) = program.hlo_modules()
-    report = {"temporary_bytes": program.get_compiled_memory_stats().temp_size_in_bytes}
+    counts = _jax.hlo_module_cost_analysis(xla_client.make_cpu_client(), optimised)
+    report = {
+        "temporary_bytes": program.get_compiled_memory_stats().temp_size_in_bytes,
+        "bytes_accessed": int(counts["bytes accessed"]),
+    }
     print(json.dumps(report | counted(optimised.to_string())))
 
 

@@ -144,8 +144,8 @@ def xla(results: dict) -> str:
     }
     low, high = (choose(errors, key=lambda at: errors[at]) for choose in (min, max))
 
-    def work(way: str) -> str:
-        counts = [found[way]["work"] for found in results["work"].values() if way in found]
+    def work(way: str, what: str = "work") -> str:
+        counts = [found[way][what] for found in results["work"].values() if way in found]
         return f"{min(counts):.2f} to {max(counts):.2f}"
 
     gate = results["gate_seconds"]["cpu"] * 1e6
@@ -156,6 +156,9 @@ def xla(results: dict) -> str:
             "- Floating point operations relative to the plain step, by XLA's count of the GPU "
             f"programs: {work('memory')} with `memory`, {work('speed')} with `speed`, "
             f"{work('tf.recompute_grad by block')} with `tf.recompute_grad`.",
+            "- Bytes that the kernels read and write relative to the plain step, by XLA's count of "
+            f"what it compiled: {work('memory', 'traffic')} with `memory`, "
+            f"{work('speed', 'traffic')} with `speed`.",
             f"- A gate adds {gate:.1f} µs on this CPU.",
         ]
     )

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
@@ -31,9 +33,29 @@ from memory_saving_gradients.proving import described_gpu
 from scripts.benchmarks.common import Section, planned, timed
 from scripts.benchmarks.fresh import ROOT
 from scripts.benchmarks.models import MODELS
-from test_models import Model, ResNet50
+from test_models import VGG16, Model, ResNet50
 
 GPU = "h100"
+
+
+class KerasResNet50(Model):
+    """Keras's own ResNet-50 under a policy of precision."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__()
+        keras.config.set_dtype_policy(policy)
+        self._network = keras.applications.ResNet50(weights=None, classifier_activation=None)
+        self.variables += [variable.value for variable in self._network.trainable_variables]
+
+    def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
+        images, labels = inputs
+        logits = tf.cast(self._network(images, training=True), tf.float32)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return tf.reduce_mean(losses)
+
+    def example(self, batch: int) -> list[np.ndarray]:
+        return [np.zeros((batch, 224, 224, 3), np.float32), np.zeros(batch, np.int32)]
+
 
 #: label: (builder, batch), and the same network in peers_jax.
 COMPILED: dict[str, tuple[tuple[Callable[[], Model], int], str | None]] = {
@@ -44,6 +66,15 @@ COMPILED: dict[str, tuple[tuple[Callable[[], Model], int], str | None]] = {
     "ResNet-56, CIFAR, batch 128": (MODELS["ResNet-56, CIFAR, batch 128"], None),
     "U-Net, 128 px, batch 4": (MODELS["U-Net, 128 px, batch 4"], None),
     "DenseNet, 2 × 12 layers, batch 64": (MODELS["DenseNet, 2 × 12 layers, batch 64"], None),
+    "VGG16, 224 px, batch 32": ((VGG16, 32), None),
+    "Keras ResNet-50, mixed_bfloat16, batch 64": (
+        (functools.partial(KerasResNet50, "mixed_bfloat16"), 64),
+        None,
+    ),
+    "Keras ResNet-50, mixed_float16, batch 64": (
+        (functools.partial(KerasResNet50, "mixed_float16"), 64),
+        None,
+    ),
 }
 
 #: Those that are compiled for this CPU, too.
@@ -123,6 +154,7 @@ def work_of(label: str) -> dict[str, dict[str, Any]]:
     step, inputs = function_of(make(), batch, tf.gradients)
     plain = operations(step, inputs)
     rows: dict[str, dict[str, Any]] = {"tf.gradients": contents(step, inputs)}
+    moved = rows["tf.gradients"]["bytes_accessed"]
     for way in ("memory", "speed"):
         differentiate = functools.partial(gradients, device=GPU, checkpoints=way)
         step, inputs = function_of(make(), batch, differentiate)
@@ -132,6 +164,7 @@ def work_of(label: str) -> dict[str, dict[str, Any]]:
             "work": operations(step, inputs) / plain,
             **contents(step, inputs),
         }
+        rows[way]["traffic"] = rows[way]["bytes_accessed"] / moved
     if (found := blockwise(make, batch)) is not None:
         rows["tf.recompute_grad by block"] = {"work": operations(*found) / plain}
     return rows
@@ -140,11 +173,11 @@ def work_of(label: str) -> dict[str, dict[str, Any]]:
 def contents(
     step: tf.types.experimental.GenericFunction, inputs: list[tf.Tensor]
 ) -> dict[str, int]:
-    """How many kernels and loops XLA:GPU makes of a step."""
+    """How many kernels and loops XLA:GPU makes of a step, and the bytes that these move."""
     with tempfile.NamedTemporaryFile(suffix=".hlo") as file:
         Path(file.name).write_bytes(program_of(step, inputs))
         report = described(Path(file.name))
-    return {name: report[name] for name in ("kernels", "whiles")}
+    return {name: report[name] for name in ("kernels", "whiles", "bytes_accessed")}
 
 
 def described(path: Path, memory: int | None = None) -> dict[str, int]:
