@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import memory_saving_gradients as msg
-from memory_saving_gradients.graph import gate
+from memory_saving_gradients.graph import gate, kinds
 from memory_saving_gradients.measure import compiled_peak, compiled_temporaries
 from memory_saving_gradients.pipeline import fitting
 from memory_saving_gradients.proving import compiler
@@ -236,6 +236,21 @@ def test_a_budget_is_one_for_what_xla_allocates(name, share):
     assert compiled == pytest.approx(plan.compiled_peak_bytes, rel=0.02)
     assert compiled <= 1.03 * plan.budget_bytes
     assert "MB by XLA's compiler for this machine" in str(plan)
+
+
+def test_a_share_is_refused_by_what_xla_allocates_for_the_plain_step(monkeypatch):
+    """XLA may take more than was predicted for it, so a share of that is more than it seems."""
+    by_memory, _, _ = planned("chain")
+    lowest, plain = by_memory.peak_bytes, 8 * by_memory.baseline_peak_bytes
+
+    def temporary_bytes(reading, request):
+        gated = any(map(kinds.is_gate, reading.step.graph.get_operations()))
+        return int(1.15 * lowest) if gated else plain
+
+    monkeypatch.setattr(fitting, "_temporary_bytes", temporary_bytes)
+    plan, _, _ = planned("chain", memory_budget=1.2 * lowest / plain, verify=True)
+    assert plan.budget_bytes == pytest.approx(1.2 * lowest, rel=0.01)
+    assert plan.compiled_peak_bytes <= 1.02 * plan.budget_bytes
 
 
 def test_verify_says_what_xla_allocates():

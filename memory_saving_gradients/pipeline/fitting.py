@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -42,6 +43,24 @@ def compiles_soon(reading: Reading, request: Request) -> bool:
     return len(reading.step.needed) <= _SOON and compiler.is_installed(request.device)
 
 
+def in_allocated_bytes(reading: Reading, request: Request) -> Request:
+    """The request, with a budget that is a share of the plain step in bytes.
+
+    If XLA compiles the step, and soon, it is a share of what its compiler allocates for it. If not,
+    or if the size of the batch is not known yet, the request stays as it is.
+    """
+    share, runtime = request.budget, reading.step.runtime
+    any_batch = reading.batch_size is not None and request.sizes.assumed
+    if not isinstance(share, float) or runtime.runs_in_sessions or any_batch:
+        return request
+    if not (request.verify or compiles_soon(reading, request)):
+        return request
+    with contextlib.suppress(compiler.CannotCompile):  # it is told when the plan is checked
+        budget = int(share * _temporary_bytes(reading, request))
+        return dataclasses.replace(request, budget=budget)
+    return request
+
+
 def follow(reading: Reading, plan: Plan) -> list[str]:
     """Rewrites a step by a plan; returns the names of what runs, in order."""
     return rewrite(reading.in_order_of(plan.problem), plan.schedule)
@@ -64,7 +83,7 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
         CannotCompile: the compiler refuses the step.
     """
     budget = plan.budget_bytes
-    if isinstance(request.budget, float):
+    if isinstance(request.budget, float):  # the batch was not known
         budget = int(request.budget * _temporary_bytes(reading, request))
     target = compiler.target(request.device)
 

@@ -21,6 +21,7 @@ from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline import pieces as pieces_of
 from memory_saving_gradients.pipeline.decide import against_plain, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
+from memory_saving_gradients.pipeline.fitting import in_allocated_bytes
 from memory_saving_gradients.pipeline.loops import Loops, Segments, choose, run_in_segments
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
 from memory_saving_gradients.pipeline.why import saves_little
@@ -93,6 +94,7 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
     reading = read(step, request.cost_model, request.sizes)
     if isinstance(request.budget, OfDevice):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
+    request = in_allocated_bytes(reading, request)
     if request.in_pieces:
         return _plan_with_pieces(reading, request)
     try:
