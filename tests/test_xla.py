@@ -1,6 +1,9 @@
 """`jit_compile=True`: by XLA's own report the saving stays; the values are the compiled ones."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -171,18 +174,40 @@ def compiled(name):
         "transformer",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("dropout", "mixed_float16", "several_outputs")
+            for name in (
+                "dropout",
+                "mixed_float16",
+                "mixed_bfloat16",
+                "several_outputs",
+                "several_steps_per_execution",
+            )
         ),
     ],
 )
 def test_a_compiled_fit_trains_the_same(name):
-    plain, ours = train(compiled(name), False), train(compiled(name), True)
+    trains_the_same(compiled(name), rounding=100 if name == "mixed_bfloat16" else 1)
+
+
+def trains_the_same(build, rounding=1):
+    plain, ours = train(build, False), train(build, True)
     assert ours[2]
     for a, b in zip(ours[0], plain[0], strict=True):
         assert a.keys() == b.keys()
-        np.testing.assert_allclose([*a.values()], [*b.values()], rtol=1e-5)
+        np.testing.assert_allclose([*a.values()], [*b.values()], rtol=rounding * 1e-5)
     for a, b in zip(ours[1], plain[1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=rounding * 1e-5)
+
+
+@pytest.mark.slow
+def test_a_fit_whose_clusters_are_compiled_trains_the_same(tmp_path):
+    """Autoclustering: XLA compiles the parts of a graph that it can."""
+    flags = {
+        "TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit",
+        "XLA_FLAGS": f"--xla_dump_to={tmp_path}",
+    }
+    code = "from tests import test_xla as t; t.trains_the_same(t.KERAS_USES['functional'])"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **flags})
+    assert any("cluster" in path.name for path in tmp_path.iterdir())
 
 
 def depthwise_gradient(channels):
