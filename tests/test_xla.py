@@ -278,6 +278,21 @@ def test_a_share_is_refused_by_what_xla_allocates_for_the_plain_step(monkeypatch
     assert plan.compiled_peak_bytes <= 1.02 * plan.budget_bytes
 
 
+def test_a_budget_that_the_plain_step_keeps_only_as_predicted(monkeypatch):
+    plain, _, _ = planned("chain")
+    budget = int(1.5 * plain.baseline_peak_bytes)
+
+    def temporary_bytes(reading, request):
+        gated = any(map(kinds.is_gate, reading.step.graph.get_operations()))
+        return budget if gated else 2 * budget
+
+    monkeypatch.setattr(compiler, "is_installed", lambda device: True)
+    monkeypatch.setattr(fitting, "_temporary_bytes", temporary_bytes)
+    plan, _, _ = planned("chain", memory_budget=budget, device="h100")
+    assert plan.compiled_peak_bytes == budget
+    assert not plan.recomputed  # a barrier is enough
+
+
 def test_verify_says_what_xla_allocates():
     plan, step, inputs = planned("chain", verify=True)
     compiled = compiled_temporaries(step, *inputs)

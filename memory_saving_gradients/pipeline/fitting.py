@@ -61,6 +61,20 @@ def in_allocated_bytes(reading: Reading, request: Request) -> Request:
     return request
 
 
+def plain_exceeds(reading: Reading, request: Request, budget: int | None) -> bool:
+    """Whether XLA allocates more than the budget for the plain step, by its compiler's report.
+
+    It is asked if it compiles the step, and soon.
+    """
+    if budget is None or reading.step.runtime.runs_in_sessions:
+        return False
+    if not (request.verify or compiles_soon(reading, request)):
+        return False
+    with contextlib.suppress(compiler.CannotCompile):
+        return _temporary_bytes(reading, request) > _NEARLY * budget
+    return False
+
+
 def follow(reading: Reading, plan: Plan) -> list[str]:
     """Rewrites a step by a plan; returns the names of what runs, in order."""
     return rewrite(reading.in_order_of(plan.problem), plan.schedule)

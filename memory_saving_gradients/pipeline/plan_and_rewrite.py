@@ -21,7 +21,7 @@ from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline import pieces as pieces_of
 from memory_saving_gradients.pipeline.decide import against_plain, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
-from memory_saving_gradients.pipeline.fitting import in_allocated_bytes
+from memory_saving_gradients.pipeline.fitting import in_allocated_bytes, plain_exceeds
 from memory_saving_gradients.pipeline.loops import Loops, Segments, choose, run_in_segments
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
 from memory_saving_gradients.pipeline.why import saves_little
@@ -216,7 +216,7 @@ def _predicted(step: BackwardPass, request: Request, reading: Reading) -> Plan:
         advice = pieces_of.advice(reading, request, plan.peak_bytes)
         if advice:
             warn(f"memory_saving_gradients:{advice}")
-    if not saves:
+    if not saves and not plain_exceeds(reading, request, plan.budget_bytes):
         raise _SavesNothing(plan)
     return apply(reading, plan, request)
 
