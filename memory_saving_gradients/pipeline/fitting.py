@@ -31,6 +31,8 @@ _NEARLY = 1.02
 # so many times what was predicted.
 _AROUND = (1.1, 1.25)
 _AS_PREDICTED = 1.05
+# XLA hardly allocates more than so many times what is predicted for a plain step.
+_AT_MOST = 3
 # Recomputation is moved earlier, to save gates, only where at most this share of the peak is alive:
 # predictions are not accurate enough to go closer.
 _EARLY = 0.9
@@ -49,30 +51,32 @@ def in_allocated_bytes(reading: Reading, request: Request) -> Request:
     If XLA compiles the step, and soon, it is a share of what its compiler allocates for it. If not,
     or if the size of the batch is not known yet, the request stays as it is.
     """
-    share, runtime = request.budget, reading.step.runtime
     any_batch = reading.batch_size is not None and request.sizes.assumed
-    if not isinstance(share, float) or runtime.runs_in_sessions or any_batch:
-        return request
-    if not (request.verify or compiles_soon(reading, request)):
-        return request
-    with contextlib.suppress(compiler.CannotCompile):  # it is told when the plan is checked
-        budget = int(share * _temporary_bytes(reading, request))
-        return dataclasses.replace(request, budget=budget)
+    if isinstance(request.budget, float) and not any_batch:
+        plain = _allocated_for_plain(reading, request)
+        if plain is not None:
+            return dataclasses.replace(request, budget=int(request.budget * plain))
     return request
 
 
-def plain_exceeds(reading: Reading, request: Request, budget: int | None) -> bool:
-    """Whether XLA allocates more than the budget for the plain step, by its compiler's report.
+def plain_exceeds(reading: Reading, request: Request, plan: Plan) -> bool:
+    """Whether XLA allocates more for the plain step than the budget of a plan that changes nothing.
 
-    It is asked if it compiles the step, and soon.
+    Its compiler is asked if it compiles the step, and soon, and if that is not out of question.
     """
-    if budget is None or reading.step.runtime.runs_in_sessions:
+    budget = plan.budget_bytes
+    if budget is None or _AT_MOST * plan.baseline_peak_bytes < budget:
         return False
-    if not (request.verify or compiles_soon(reading, request)):
-        return False
-    with contextlib.suppress(compiler.CannotCompile):
-        return _temporary_bytes(reading, request) > _NEARLY * budget
-    return False
+    return (_allocated_for_plain(reading, request) or 0) > _NEARLY * budget
+
+
+def _allocated_for_plain(reading: Reading, request: Request) -> int | None:
+    """The bytes that XLA allocates for the plain step; None if its compiler is not asked."""
+    asked = request.verify or compiles_soon(reading, request)
+    if asked and not reading.step.runtime.runs_in_sessions:
+        with contextlib.suppress(compiler.CannotCompile):  # it is told when a plan is checked
+            return _temporary_bytes(reading, request)
+    return None
 
 
 def follow(reading: Reading, plan: Plan) -> list[str]:

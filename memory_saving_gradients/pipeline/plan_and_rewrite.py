@@ -216,7 +216,7 @@ def _predicted(step: BackwardPass, request: Request, reading: Reading) -> Plan:
         advice = pieces_of.advice(reading, request, plan.peak_bytes)
         if advice:
             warn(f"memory_saving_gradients:{advice}")
-    if not saves and not plain_exceeds(reading, request, plan.budget_bytes):
+    if not saves and not plain_exceeds(reading, request, plan):
         raise _SavesNothing(plan)
     return apply(reading, plan, request)
 
