@@ -131,12 +131,7 @@ def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     XLA may also keep what it computes from these tensors, or what they are computed from.
     """
     results = {kinds.owner(t).name for t in reading.step.results}
-    gates = {}
-    first, _ = copied(reading.problem, schedule)
-    for start, end in [(0, first), *stretches(reading.problem, schedule)]:
-        made = {t for i in schedule[start:end] for t in reading.problem.ops[i].outputs}
-        names = {reading.problem.tensors[t].name for t in made}
-        gates[end] = Gate([t for t in _read(reading, schedule[end:]) if t.name in names])
+    gates = {end: Gate(tensors) for end, tensors in _handed_on(reading, schedule).items()}
     for before, start, end in _between(reading, schedule):
         outputs = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
         entries = schedule[start:end]
@@ -145,6 +140,29 @@ def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
         passes += gates[start].tensors if start in gates else []
         gates[start] = Gate([*{t.name: t for t in passes}.values()])
     return {place: opening for place, opening in gates.items() if opening.tensors}
+
+
+def _handed_on(reading: Reading, schedule: Schedule) -> dict[int, list[tf.Tensor]]:
+    """What the forward pass, and each stretch, makes and later ops read, by the place behind it."""
+    problem, graph = reading.problem, reading.step.graph
+    first, _ = copied(problem, schedule)
+    start_of = {end: start for start, end in [(0, first), *stretches(problem, schedule)]}
+    handed_on: dict[int, list[tf.Tensor]] = {}
+    read: dict[int, tuple[int, int]] = {}  # by later entries, before it is made again: the next one
+    for place in range(len(schedule), 0, -1):
+        if place in start_of:
+            ops = [problem.ops[i] for i in schedule[start_of[place] : place]]
+            made = {t for op in ops if not op.backward for t in op.outputs}
+            # In the order of reading: XLA breaks ties by the order of a barrier's operands.
+            numbers = sorted(made & read.keys(), key=read.__getitem__)
+            names = [problem.tensors[t].name for t in numbers]
+            tensors = map(graph.get_tensor_by_name, names)
+            handed_on[place] = [t for t in tensors if gate.may_wait(t)]
+        op = problem.ops[schedule[place - 1]]
+        for t in op.outputs:
+            read.pop(t, None)
+        read.update((t, (place, i)) for i, t in enumerate(op.inputs))
+    return handed_on
 
 
 def _since(reading: Reading, entries: Schedule) -> list[tf.Operation]:
