@@ -7,13 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls
+from memory_saving_gradients.graph import calls, normalisation
 from memory_saving_gradients.graph.devices import Device
 from memory_saving_gradients.graph.shapes import Shapes, stand_in
 from memory_saving_gradients.graph.tf_private import Estimator
 
 # An integer vector of more elements than this is no shape.
 _LARGEST_VALUE = 16
+
+# The input that gives the shape of the output, on which the cost depends.
+_OUTPUT_SIZES = {
+    "Conv2DBackpropInput": 0,
+    "Conv2DBackpropFilter": 1,
+    "DepthwiseConv2dNativeBackpropInput": 0,
+    "DepthwiseConv2dNativeBackpropFilter": 1,
+}
 
 
 def estimate_seconds(
@@ -44,6 +52,11 @@ def estimate_seconds(
             continue
         attributes = tuple(sorted((k, v.SerializeToString()) for k, v in node.attr.items()))
         inputs = [(t.dtype, shapes(t), _shape_value(t, shapes)) for t in op.inputs]
+        if op.type in _OUTPUT_SIZES:  # often computed from the batch
+            place = _OUTPUT_SIZES[op.type]
+            dtype, sizes, _ = inputs[place]
+            value = np.asarray(shapes(op.outputs[0]), dtype.as_numpy_dtype)
+            inputs[place] = (dtype, sizes, value)
         signature = (op.type, attributes, str(inputs))
         if signature not in standing_for:
             standing_for[signature] = node.name
@@ -57,7 +70,10 @@ def estimate_seconds(
         graph_def.versions.CopyFrom(operations[0].graph.graph_def_versions)
         seconds = Estimator(graph_def, sorted(standing_for.values()), device).seconds()
     dearest = max(seconds.values(), default=0.0)
-    return {op.name: seconds.get(stands_in.get(op.name, ""), dearest) for op in operations}
+    slower = normalisation.times_estimate if device["type"] == "CPU" else lambda op: 1.0
+    return {
+        op.name: seconds.get(stands_in.get(op.name, ""), dearest) * slower(op) for op in operations
+    }
 
 
 def _shape_value(tensor: tf.Tensor, shapes: Shapes) -> np.ndarray | None:

@@ -29,7 +29,7 @@ DEVICES: dict[str, Device] = {
     "cpu": {
         "type": "CPU",
         "frequency": 2600,
-        "num_cores": 32,
+        "num_cores": 64,
         "l1_cache_size": 32 * 2**10,
         "l2_cache_size": 2**20,
         "l3_cache_size": 30 * 2**20,

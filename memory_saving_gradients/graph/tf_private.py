@@ -534,6 +534,11 @@ def set_colocation(op: tf.Operation, groups: Sequence[bytes]) -> None:
     op._set_attr("_class", value)
 
 
+def set_device(op: tf.Operation, device: str) -> None:
+    """Places `op`. `Operation._set_device_from_string`: 1.13 on."""
+    op._set_device_from_string(device)
+
+
 #: Attributes that tell Grappler's arithmetic optimiser not to merge an op with others into one sum
 #: or product: 1.5 on.
 UNMERGED = (

@@ -78,7 +78,7 @@ class Search(NamedTuple):
         budget: the initial budget, in bytes.
         lower: 1 to search for the cheapest schedule. Below 1 to search for the lowest peak: the
             budget becomes this share of the peak whenever it is met.
-        most_cost: what a schedule may cost, in seconds.
+        most_cost: what a schedule may cost, in seconds, with all runs at the cost of a second one.
         most_runs: how often an op may run.
         moves: how many moves to try.
         hot: the initial temperature.
@@ -150,6 +150,8 @@ def lowered(
         most_cost: what the schedule may cost, in seconds.
     """
     budget = int(_LOWER * simulate(problem, start).peak)
+    # The search counts all runs at the cost of a second one.
+    most_cost -= float((problem.costs - problem.costs_again).sum())
     search = Search(budget, _LOWER, most_cost, most_runs, moves, hot, seed)
     schedule = _searched(problem, start, search)
     return start if schedule is None else schedule

@@ -163,7 +163,7 @@ class Program:
         entries = [(row, at, value) for row, line in enumerate(rows) for at, value in line]
         row, at, value = zip(*entries, strict=True)
         shape = (len(rows), len(least))
-        prices = np.concatenate([np.zeros(count), costs[self._again] / dearest])
+        prices = np.concatenate([np.zeros(count), self._problem.costs_again[self._again] / dearest])
         solution = milp(
             np.tile(prices, len(self._moments)),
             constraints=LinearConstraint(
@@ -316,7 +316,7 @@ def _rough_bounds(problem: Problem, budget: int) -> dict[int, float]:
     forward, makers = problem.forward_count, problem.makers
     mine = np.flatnonzero((makers >= 0) & (makers < forward))
     size, maker = problem.sizes[mine], makers[mine]
-    price = np.where(problem.may_repeat[maker], problem.costs[maker], np.inf)
+    price = np.where(problem.may_repeat[maker], problem.costs_again[maker], np.inf)
     order = np.argsort(price / np.maximum(size, 1), kind="stable")
     mine, size, price = mine[order], size[order], price[order]
     last_read, gradients = _last_reads(problem)[mine], _gradients_alive(problem)

@@ -54,11 +54,11 @@ class Nested:
             for op, end in zip(forward, ends, strict=True)
         ]
 
-        def by_segment(values: list[float]) -> np.ndarray:
-            return np.add.reduceat(np.array(values), self._cuts)
+        def by_segment(values: np.ndarray | list[float]) -> np.ndarray:
+            return np.add.reduceat(np.asarray(values), self._cuts)
 
-        cost = by_segment([op.cost * again for op, again in zip(forward, self._again, strict=True)])
-        cheap = by_segment([op.cost * is_ for op, is_ in zip(forward, self._cheap, strict=True)])
+        seconds = problem.costs_again[: len(forward)]
+        cost, cheap = by_segment(seconds * self._again), by_segment(seconds * self._cheap)
         made = [float(problem.sizes[list(op.outputs)].sum()) for op in forward]
         dear = by_segment([b * (not is_) for b, is_ in zip(made, self._cheap, strict=True)])
         whole = np.diff(segments.held, append=segments.held[-1])

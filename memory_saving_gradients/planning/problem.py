@@ -20,6 +20,8 @@ class Op:
         inputs: the tensors it reads, each once.
         outputs: the tensors it makes.
         cost: estimated seconds of one run.
+        reused: the share of the cost that a second run saves, as it reads what the first run has
+            computed on the way (the statistics of a normalisation).
         workspace: bytes of scratch space while it runs, on top of inputs and outputs.
         backward: True for an op of the backward pass, which nothing may recompute.
         pinned: True for an op that must not run twice (random, stateful, side effects).
@@ -34,6 +36,7 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cost: float = 1.0
+    reused: float = 0.0
     workspace: int = 0
     backward: bool = False
     pinned: bool = False
@@ -160,8 +163,21 @@ class Problem:
 
     @functools.cached_property
     def costs(self) -> np.ndarray:
-        """The seconds of one run of each op."""
+        """The seconds of the first run of each op."""
         return np.array([op.cost for op in self.ops], dtype=np.float64)
+
+    @functools.cached_property
+    def costs_again(self) -> np.ndarray:
+        """The seconds of every later run of each op."""
+        return self.costs * (1.0 - np.array([op.reused for op in self.ops], dtype=np.float64))
+
+    def seconds_of(self, schedule: Schedule) -> np.ndarray:
+        """The seconds of each entry of a schedule."""
+        runs = np.asarray(schedule, dtype=np.int64)
+        seconds = self.costs_again[runs]
+        ops, first = np.unique(runs, return_index=True)
+        seconds[first] = self.costs[ops]
+        return seconds
 
     @functools.cached_property
     def workspaces(self) -> np.ndarray:

@@ -37,7 +37,8 @@ class Step(NamedTuple):
         reads_at, reads, fits: the tensors that ops read; whether an output may reuse their buffer.
         makes_at, makes: the tensors that ops make.
         size: bytes by tensor.
-        workspace, cost, may_repeat: by op.
+        workspace, may_repeat: by op.
+        cost: the seconds of a second run, by op.
         made_by: the op that makes each tensor, or -1.
         is_result: by tensor, whether it lives to the end.
         waits_at, waits: the ops that each op waits for; empty where the order is fixed.
@@ -73,7 +74,7 @@ class Step(NamedTuple):
             makes.tensor,
             problem.sizes,
             problem.workspaces,
-            problem.costs,
+            problem.costs_again,
             problem.may_repeat,
             problem.makers,
             problem.is_result,

@@ -109,7 +109,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     last = np.where(final, len(runs), last)
     live = alive(made, last, size[tensor], len(runs))
     timeline = live + problem.workspaces[runs] - reused
-    cost = float(problem.costs[runs].sum())
+    cost = float(problem.seconds_of(runs).sum())
     return Simulation(timeline, live, cost, tensor, made, last, entries, begins)
 
 

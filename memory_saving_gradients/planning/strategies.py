@@ -23,7 +23,7 @@ from memory_saving_gradients.planning.simulate import simulate
 # The overhead allowed for a low peak where ops run more than twice, and the share by which "memory"
 # may exceed that peak, as the last bytes are expensive to save.
 _MORE = 0.25
-_NEAR = 0.03
+_NEAR = 0.05
 
 
 def memory(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:

@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, kinds, order, tf_private
+from memory_saving_gradients.graph import calls, kinds, normalisation, order, tf_private
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.origin import origin
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
@@ -28,6 +28,7 @@ from memory_saving_gradients.reading.growth import Growth
 from memory_saving_gradients.reading.measured_costs import measure_ops
 from memory_saving_gradients.reading.roles import Roles, roles_of
 from memory_saving_gradients.reading.tensors import makes, numbered, numbers, reads, touches
+from memory_saving_gradients.runtimes.runtime import Runtime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,6 +282,7 @@ def _problem(
             else reads(op, tensor_of, buffers),
             outputs=makes(op, tensor_of, buffers, walk.graph),
             cost=seconds[op.name],
+            reused=normalisation.REUSED if _reuses(op, step.runtime, tensor_of) else 0.0,
             workspace=costs.workspaces[op.name],
             backward=op in walk.backward,
             pinned=op in pinned,
@@ -296,6 +298,13 @@ def _problem(
     if step.runtime.results_apart:
         tensors = [Tensor(t.name, 0 if i in live_out else t.bytes) for i, t in enumerate(tensors)]
     return Problem(tuple(made), tuple(tensors), live_out)
+
+
+def _reuses(op: tf.Operation, runtime: Runtime, tensor_of: Container[str]) -> bool:
+    """Whether a second run takes the statistics of the first: they must be too small to matter."""
+    return runtime.reuses(op) and not any(
+        op.outputs[place].name in tensor_of for place in normalisation.STATISTICS.values()
+    )
 
 
 def _in_backward_order(

@@ -113,7 +113,7 @@ def _course(
         "recomputed" if copy else "backward" if ops[index].backward else "forward"
         for index, copy in zip(schedule, copies, strict=True)
     ]
-    micros = plan.problem.costs[np.asarray(schedule)] * 1e6
+    micros = plan.problem.seconds_of(schedule) * 1e6
     begins = itertools.accumulate(micros.tolist(), initial=0.0)
     return Course(name, schedule, rows, list(begins), alive.tolist())
 

@@ -168,7 +168,7 @@ def segments(plan: PlanData) -> list[Segment]:
                 first=layer(plan, min(ops)),
                 last=layer(plan, max(ops)),
                 bytes=sum(problem.tensors[t].bytes for i in ops for t in problem.ops[i].outputs),
-                overhead=float(problem.costs[again].sum()) / total,
+                overhead=float(problem.costs_again[again].sum()) / total,
                 entries=tuple(entries),
             )
         )

@@ -58,8 +58,8 @@ def timeline(plan: PlanData, path: str | os.PathLike[str] | None = None) -> Figu
     first, copies = copied(problem, plan.schedule)
     course = simulate(problem, plan.schedule).timeline
     drawn = {
-        "plain": (_percent(problem.costs[np.asarray(plain)], total), plain_timeline(problem)),
-        "plan": (_percent(problem.costs[np.asarray(plan.schedule)], total), course),
+        "plain": (_percent(problem.seconds_of(plain), total), plain_timeline(problem)),
+        "plan": (_percent(problem.seconds_of(plan.schedule), total), course),
     }
     peaks = {"plain": facts.at_plain_peak(plan).origin, "plan": facts.at_peak(plan).origin}
     for name, label in (("plain", "plain"), ("plan", plan.strategy)):

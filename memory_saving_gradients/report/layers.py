@@ -57,7 +57,7 @@ def coarse(plan: PlanData) -> tuple[list[Row], list[Arc]]:
         for number, part in enumerate(facts.segments(plan), 1)
         for entry in part.entries
     }
-    costs, times = problem.costs, collections.Counter(plan.schedule)
+    costs, times = problem.costs_again, collections.Counter(plan.schedule)
     rows = []
     for group in groups:
         outputs = [(t, i) for i in group for t in problem.ops[i].outputs]
@@ -70,7 +70,7 @@ def coarse(plan: PlanData) -> tuple[list[Row], list[Arc]]:
                 again[in_segment[i]] += problem.tensors[t].bytes
         segment = again.most_common(1)[0][0] if again else 0
         label = _label([paths[i] for i in group])
-        more = sum(costs[i] * (times[i] - 1) for i in group) / max(costs.sum(), 1e-300)
+        more = sum(costs[i] * (times[i] - 1) for i in group) / max(problem.costs.sum(), 1e-300)
         rows.append(Row(label, sums["kept"], sums["again"], sums["plain"], segment, more))
     return rows, _arcs(plan, groups)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, gate, kinds, order, tf_private
+from memory_saving_gradients.graph import calls, gate, kinds, normalisation, order, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.planning.problem import Schedule, copied
 from memory_saving_gradients.reading.backward import BackwardPass
@@ -124,6 +124,8 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
                 read_instead(op, index, reference)
         note_behind(tensor, reference.name)
     holding.hold(edits.runs, copies)
+    for name in edits.on_cpu:  # it holds ops by device: not before
+        normalisation.stay_on_cpu(copies[name])
     return before, [run.copy or run.op.name for run in edits.runs]
 
 
@@ -207,6 +209,7 @@ class _Edits:
         outside: the existing tensors that these nodes read, by the name used in the nodes.
         inputs: (op, input, new reference), for ops that are to read a copy.
         runs: the entries of the schedule.
+        on_cpu: the copies that only a CPU can run.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -215,11 +218,13 @@ class _Edits:
         self.outside: dict[str, tf.Tensor] = {}
         self.inputs: list[tuple[tf.Operation, int, _Reference]] = []
         self.runs: list[Run] = []
+        self.on_cpu: list[str] = []
         self._reading = reading
         #: tensor, by the owner of its buffer -> the node and output of its newest copy
         self._newest: dict[str, tuple[str, int]] = {}
         self._views: dict[tuple[str, ...], str] = {}
         self._passed: set[str] = set()
+        self._ran: set[int] = set()  # as they were, not as copies
 
     def add_run(self, index: int, again: bool, in_backward: bool) -> None:
         """Adds the next entry of the schedule: an op, or a copy of it that runs `again`."""
@@ -227,7 +232,14 @@ class _Edits:
         references = [self._newest_of(tensor) for tensor in op.inputs]
         copy = None
         if again:
+            reuses = reading.problem.ops[index].reused > 0 and index in self._ran
+            if reuses:
+                for place, output in normalisation.STATISTICS.items():
+                    references[place] = _Reference(op, output)
             copy = self._copy(op, references)
+            if reuses:
+                self.nodes[copy][0].attr["is_training"].b = False
+                self.on_cpu.append(copy)
             made = set(reading.problem.ops[index].outputs)
             self._newest.update(
                 (self._buffer(t), (copy, t.value_index))
@@ -236,6 +248,7 @@ class _Edits:
             )
         else:
             self.inputs.extend((op, i, r) for i, r in enumerate(references) if r.copy)
+            self._ran.add(index)
         self.runs.append(Run(op, copy, in_backward))
 
     def _newest_of(self, tensor: tf.Tensor) -> _Reference:

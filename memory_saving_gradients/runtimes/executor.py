@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, tf_private
+from memory_saving_gradients.graph import calls, normalisation, tf_private
 from memory_saving_gradients.graph.devices import Device
 from memory_saving_gradients.runtimes import grappler, kernels, merges
 from memory_saving_gradients.runtimes.runtime import Runtime, ShapeOf
@@ -35,6 +35,11 @@ class Executor(Runtime):
 
     def within(self, op: tf.Operation) -> Runtime:
         return Xla(self.device) if calls.is_compiled(op) else self
+
+    def reuses(self, op: tf.Operation) -> bool:
+        may_be_on_gpu = "CPU" not in op.device.upper() and tf.config.list_physical_devices("GPU")
+        may_stay = not (may_be_on_gpu or tf_private.colocation(op))
+        return self._on_cpu(op) and may_stay and normalisation.keeps_statistics(op)
 
     def runs_early(
         self, graph: nx.DiGraph, late: Container[tf.Operation]

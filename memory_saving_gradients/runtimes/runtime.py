@@ -84,6 +84,10 @@ class Runtime(abc.ABC):
         """Whether the runtime can run a copy of `op`."""
         return True
 
+    def reuses(self, op: tf.Operation) -> bool:
+        """Whether a second run of `op` can take the statistics of the first as inputs."""
+        return False
+
     def runs_early(
         self, graph: nx.DiGraph, late: Container[tf.Operation]
     ) -> dict[tf.Operation, tf.Operation]:

@@ -44,10 +44,11 @@ def cheapest(problem: Problem, budget: int) -> float | None:
                 continue  # a second copy of what is there helps nobody
             need = held + sum(size[t] for t in op.outputs) + op.workspace
             after = live | set(op.outputs)
+            seconds = op.cost * (1 - op.reused * (index in ran))
             if need <= budget:
-                reach((after, ran | {index}), cost + op.cost)
+                reach((after, ran | {index}), cost + seconds)
             for tensor in inputs if op.in_place else ():
                 fits = any(size[made] == size[tensor] for made in op.outputs)
                 if fits and need - size[tensor] <= budget:
-                    reach((after - {tensor}, ran | {index}), cost + op.cost)
+                    reach((after - {tensor}, ran | {index}), cost + seconds)
     return None

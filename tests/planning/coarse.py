@@ -52,7 +52,8 @@ def coarsened(problem: Problem, forward: int, backward: int) -> Problem:
                     if t in new and t not in made
                 ),
                 outputs=tuple(new[t] for t in outputs),
-                cost=sum(op.cost for op in members),
+                cost=(cost := sum(op.cost for op in members)),
+                reused=sum(op.cost * op.reused for op in members) / max(cost, 1e-300),
                 workspace=_workspace(problem, group, inside, outputs),
                 backward=members[0].backward,
                 pinned=any(op.pinned for op in members),

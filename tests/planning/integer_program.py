@@ -71,7 +71,7 @@ def least_cost(problem: Problem, budget: int, seconds: float) -> tuple[float, bo
         for index in range(stage + 1):
             first = index == stage
             may = first or problem.may_repeat[index]
-            cost = 0.0 if first else ops[index].cost / dearest
+            cost = 0.0 if first else problem.costs_again[index] / dearest
             run[stage, index] = program.variable(float(may), float(first), cost, whole=True)
     for stage in range(count + 1):
         for tensor in here:

@@ -34,6 +34,7 @@ def problems(draw, most_forward: int = 12) -> Problem:
                 tuple(dict.fromkeys(inputs)),
                 made,
                 cost=draw(st.integers(1, 9)),
+                reused=draw(st.sampled_from([0.0, 0.0, 0.5])),
                 workspace=draw(st.sampled_from([0, 0, 4])),
                 in_place=draw(st.booleans()),
                 **kinds,
