@@ -16,12 +16,10 @@ _MOST = 16
 def waves(
     problem: Problem, schedule: Schedule, first: int, alone: Container[int] = ()
 ) -> list[range]:
-    """Divides a schedule into waves: entries that may run in any order, or at once.
+    """Divides a schedule into waves: entries that may run in any order of their data, or at once.
 
-    A wave begins when the previous one has ended. We assume the worst within a wave: nothing is
-    freed, and the outputs and scratch space of all runs are alive at once. A wave is as long as
-    these bytes stay within the peak of the schedule, so where memory is short entries run one by
-    one.
+    A wave begins when the previous one has ended. It is as long as the bytes of its worst order
+    stay within the peak of the schedule, so where memory is short entries run one by one.
 
     Args:
         problem: the step.
@@ -32,26 +30,112 @@ def waves(
     Returns:
         The entries of each wave.
     """
-    simulation = simulate(problem, schedule)
-    count = len(simulation.timeline)
-    size = problem.sizes[simulation.tensor]
-    made = np.bincount(simulation.made, size, count + 1).cumsum()
-    died = np.bincount(simulation.last + 1, size, count + 2).cumsum()
-    scratch = problem.workspaces[np.asarray(schedule, dtype=np.int64)].cumsum()
+    runs = _Runs(problem, schedule)
     parts = []
     begin = first
-    while begin < count:
-        gone = died[begin] + (scratch[begin - 1] if begin else 0)
+    while begin < len(schedule):
+        wave = _Wave(runs, begin)
         end = begin + 1
         while (
-            end < min(count, begin + _MOST)
+            end < min(len(schedule), begin + _MOST)
             and schedule[end] not in alone
-            and made[end] + scratch[end] - gone <= simulation.peak
+            and wave.joined(end) <= runs.peak
         ):
             end += 1
         parts.append(range(begin, end))
         begin = end
     return parts
+
+
+class _Runs:
+    """A schedule, with what the waves ask of each entry.
+
+    Attributes:
+        peak: the peak of the schedule.
+        held: the bytes alive before each entry.
+        makes: the bytes that each entry makes.
+        scratch: the bytes of its scratch space.
+        lent: the bytes that dying inputs lend to its outputs.
+        reads: the copies that it reads or makes.
+        dying: those of them that die with it.
+        size: the bytes of each copy.
+        made: the entry that makes each copy.
+        readers: the entries that make or read each copy.
+    """
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        simulation = simulate(problem, schedule)
+        count, size = len(simulation.timeline), problem.sizes[simulation.tensor]
+        scratch = problem.workspaces[np.asarray(schedule, dtype=np.int64)]
+        makes = np.bincount(simulation.made, size, count)
+        self.peak = simulation.peak
+        self.makes: list[int] = makes.tolist()
+        self.held: list[int] = (simulation.live - makes).tolist()
+        self.scratch: list[int] = scratch.tolist()
+        self.lent: list[int] = (scratch - (simulation.timeline - simulation.live)).tolist()
+        self.size: list[int] = size.tolist()
+        self.made: list[int] = simulation.made.tolist()
+        ends = [*simulation.begins[1:].tolist(), len(simulation.events)]
+        events = simulation.events.tolist()
+        self.readers = [events[i:j] for i, j in zip(simulation.begins.tolist(), ends, strict=True)]
+        self.reads: list[list[int]] = [[] for _ in range(count)]
+        for copy, entry in zip(simulation.copies_of_events.tolist(), events, strict=True):
+            self.reads[entry].append(copy)
+        self.dying: list[list[int]] = [[] for _ in range(count)]
+        for copy, last in enumerate(simulation.last.tolist()):
+            if last < count:
+                self.dying[last].append(copy)
+
+
+class _Wave:
+    """The entries of a wave, and the most bytes that they can take.
+
+    An entry runs after those whose outputs it reads, directly or not, and before those that read
+    its own. As it runs, all others may have made their outputs, and be about to end: only what the
+    entries before it alone have read is certain to be freed. Sets of entries are bits of a number.
+    """
+
+    def __init__(self, runs: _Runs, begin: int) -> None:
+        self._runs = runs
+        self._begin = begin
+        self._before: list[int] = []  # by entry, those that run before it
+        self._most: list[int] = []  # by entry, the most bytes alive while it runs
+        self._freed: list[tuple[int, int]] = []  # bytes, and the entries that must have ended
+        self._made = 0
+        self.joined(begin)
+
+    def joined(self, entry: int) -> int:
+        """The most bytes of the wave with the next entry."""
+        runs, before = self._runs, 0
+        for copy in runs.reads[entry]:
+            if self._begin <= runs.made[copy] < entry:
+                maker = runs.made[copy] - self._begin
+                before |= self._before[maker] | 1 << maker
+        more = runs.makes[entry] + runs.scratch[entry]
+        others = 0
+        for other, most in enumerate(self._most):
+            if not before >> other & 1:
+                self._most[other] = most + more
+                others += runs.scratch[self._begin + other]
+        most = runs.held[self._begin] + self._made + more + others
+        most -= sum(bytes_ for bytes_, ended in self._freed if not ended & ~before)
+        mine = 1 << entry - self._begin
+        dying = [(runs.size[copy], self._users(copy)) for copy in runs.dying[entry]]
+        if not any(users & ~(before | mine) for _, users in dying):
+            most -= runs.lent[entry]
+        self._before.append(before)
+        self._most.append(most)
+        self._freed += dying
+        self._made += runs.makes[entry]
+        return max(self._most)
+
+    def _users(self, copy: int) -> int:
+        """The entries of the wave that make or read a copy."""
+        users = 0
+        for entry in self._runs.readers[copy]:
+            if entry >= self._begin:
+                users |= 1 << entry - self._begin
+        return users
 
 
 def runs_ahead(problem: Problem, schedule: Schedule, first: int) -> bool:
