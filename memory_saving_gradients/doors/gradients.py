@@ -54,7 +54,7 @@ def gradients(
         grad_ys: as in `tf.gradients`.
         checkpoints: which forward tensors to keep for the backward pass. One of
             `"collection"` (those in the graph collection "checkpoints"),
-            `"memory"` (the cheapest plan within 3 % of the lowest peak found),
+            `"memory"` (the cheapest plan within 5 % of the lowest peak found),
             `"speed"` (the same, but only cheap ops are recomputed),
             `"auto"` (the knee: most of what "memory" saves, at a lower cost),
             `"articulation"` (√n of the tensors where the network is one tensor wide, the textbook

@@ -48,7 +48,7 @@ def auto(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     """The knee: most of what `memory` saves, for less."""
     if not problem.may_repeat.any():
         return range(len(problem.ops))
-    return at_knee(problem, low(problem, most_runs), most_runs)
+    return at_knee(problem, memory(problem, most_runs), most_runs)
 
 
 def articulation(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.devices import DEVICES
-from memory_saving_gradients.graph.shapes import Shapes
+from memory_saving_gradients.graph.shapes import InputSizes, Shapes
 
 v1 = tf.compat.v1
 
@@ -33,6 +33,30 @@ def test_convolution_gradients_are_estimated_from_their_sizes(graph):
     for op in operations:
         if op.type.startswith("Conv2DBackprop"):
             assert seconds[op.name] == pytest.approx(forward, rel=0.5)
+
+
+def test_sizes_that_are_computed_from_the_batch_count(graph):
+    x = v1.placeholder(tf.float32, (None, 16, 16, 8))
+    kernel = tf.Variable(np.zeros((3, 3, 8, 8), np.float32))
+    up = tf.nn.conv2d_transpose(x, kernel, tf.stack([tf.shape(x)[0], 32, 32, 8]), 2)
+    down = tf.nn.conv2d(x, kernel, 1, "SAME")
+    operations = graph.get_operations()
+    known = InputSizes(batch=4)
+    seconds = estimate_seconds(operations, Shapes(operations, known), DEVICES["cpu"])
+    assert seconds[up.op.name] == pytest.approx(seconds[down.op.name], rel=0.5)
+
+
+def test_statistics_take_longer_than_normalising(graph):
+    x = tf.random.uniform((4, 16, 16, 8))
+    ones = tf.ones(8)
+    both = [
+        v1.nn.fused_batch_norm(x, ones, ones, *given, is_training=training)[0].op.name
+        for given, training in [((), True), ((ones, ones), False)]
+    ]
+    operations = graph.get_operations()
+    for device, ratio in (("cpu", 2.5), ("h100", 1)):
+        seconds = estimate_seconds(operations, Shapes(operations), DEVICES[device])
+        assert seconds[both[0]] == pytest.approx(ratio * seconds[both[1]], rel=0.2)
 
 
 def test_calls_of_functions_cost_as_much_as_the_dearest_op(graph):

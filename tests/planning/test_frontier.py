@@ -59,18 +59,18 @@ def test_memory_lies_on_the_curve_of_budgets(name):
     assert simulate(step, budget).peak <= peak
     assert overhead(step, schedule) <= overhead(step, budget) + 0.005
     # A peak that is lower by more than it gives away costs more than a quarter.
-    below = within(step, int(0.95 * peak))
-    assert simulate(step, below).peak > 0.95 * peak or overhead(step, below) > 0.24
+    below = within(step, int(0.93 * peak))
+    assert simulate(step, below).peak > 0.93 * peak or overhead(step, below) > 0.24
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_the_knee_saves_most_for_less(name):
     step = STEPS[name]()
-    plain, low = simulate(step, baseline(step)).peak, simulate(step, memory(step)).peak
-    knee = at_knee(step, lowest(step, 2, 0.25), 2)
+    plain, low = simulate(step, baseline(step)).peak, simulate(step, memory(step, 2)).peak
+    knee = at_knee(step, memory(step, 2), 2)
     assert max(Counter(knee).values()) <= 2
-    assert 0.95 * low <= simulate(step, knee).peak < plain
-    assert overhead(step, knee) <= overhead(step, memory(step)) + 0.005
+    assert low <= simulate(step, knee).peak < plain
+    assert overhead(step, knee) <= overhead(step, memory(step, 2)) + 0.005
 
 
 @pytest.mark.parametrize(("count", "most"), [(125, 0.012), (500, 0.008)])

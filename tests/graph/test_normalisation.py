@@ -1,0 +1,106 @@
+"""A normalisation with the statistics of its first run computes the same bits in less time."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memory_saving_gradients import gradients
+from memory_saving_gradients.graph.normalisation import keeps_statistics, stay_on_cpu
+from memory_saving_gradients.rewriting.run import COPY
+from test_models import CifarResNet, build_v1
+
+v1 = tf.compat.v1
+
+NOTHING = np.zeros(0, np.float32)
+
+
+def normalised(x, channels, training=True, mean=NOTHING, variance=NOTHING, op="V3", **attributes):
+    """All outputs of a normalisation with a scale and an offset that are not trivial."""
+    scale = np.linspace(0.5, 2.0, channels, dtype=np.float32)
+    normalise = getattr(tf.raw_ops, f"FusedBatchNorm{op}")
+    return normalise(
+        x=x,
+        scale=scale,
+        offset=scale[::-1],
+        mean=mean,
+        variance=variance,
+        epsilon=1e-3,
+        is_training=training,
+        **attributes,
+    )
+
+
+def inputs(shape, dtype=tf.float32):
+    return tf.cast(3 + np.random.default_rng(0).normal(size=shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16], ids=lambda d: d.name)
+@pytest.mark.parametrize("shape", [(16, 8, 8, 16), (3, 5, 5, 7), (2, 1, 1, 8)], ids=str)
+def test_bits_are_the_same(graph, shape, dtype):
+    x = inputs(shape, dtype)
+    first = normalised(x, shape[-1])
+    statistics = first.reserve_space_1, first.reserve_space_2
+    again = normalised(x, shape[-1], False, *statistics)
+    with v1.Session() as session:
+        one, other = session.run([tf.cast(first.y, tf.float32), tf.cast(again.y, tf.float32)])
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "arguments"),
+    [
+        (True, {}),
+        (True, {"data_format": "NCHW"}),
+        (True, {"exponential_avg_factor": 1.0}),
+        (False, {"exponential_avg_factor": 0.9, "mean": np.ones(8), "variance": np.ones(8)}),
+        (False, {"training": False, "mean": np.ones(8), "variance": np.ones(8)}),
+    ],
+    ids=str,
+)
+def test_what_keeps_statistics(graph, keeps, arguments):
+    arguments = {k: np.float32(v) if k in ("mean", "variance") else v for k, v in arguments.items()}
+    assert keeps_statistics(normalised(inputs((2, 8, 4, 8)), 8, **arguments).y.op) is keeps
+
+
+def test_older_normalisations_keep_them_too(graph):
+    for op in ("", "V2"):
+        assert keeps_statistics(normalised(inputs((2, 4, 4, 8)), 8, op=op).y.op)
+    assert not keeps_statistics(tf.nn.relu(inputs((2, 4))).op)
+
+
+@pytest.mark.parametrize(
+    ("given", "placed"), [("", "/device:CPU:0"), ("/job:ps", "/job:ps/device:CPU:0")]
+)
+def test_it_stays_on_a_cpu(graph, given, placed):
+    with tf.device(given):
+        y = normalised(inputs((2, 4, 4, 8)), 8).y
+    stay_on_cpu(y.op)
+    assert y.op.device == placed
+
+
+def copies(graph):
+    return [
+        op for op in graph.get_operations() if COPY in op.name and op.type == "FusedBatchNormV3"
+    ]
+
+
+def test_copies_read_the_statistics_of_the_first_run(graph):
+    step = build_v1(CifarResNet(20), 4)
+    gradients(step.loss, step.variables, checkpoints="memory")
+    made = copies(graph)
+    assert made
+    for op in made:
+        original = graph.get_operation_by_name(op.name.split(COPY)[0])
+        assert not op.get_attr("is_training")
+        assert [op.inputs[3].name, op.inputs[4].name] == [t.name for t in original.outputs[3:5]]
+        assert "CPU" in op.device
+
+
+def test_what_is_placed_with_another_op_computes_them_again(graph):
+    with v1.colocate_with(v1.get_variable("there", initializer=0.0).op):
+        x = h = v1.get_variable("x", initializer=np.ones((4, 8, 8, 16), np.float32)) * 2.0
+        for _ in range(6):
+            h = tf.nn.relu(normalised(tf.sin(h), 16).y)
+    gradients(tf.reduce_sum(h), [x], checkpoints="memory")
+    assert copies(graph)
+    assert all(op.get_attr("is_training") for op in copies(graph))
