@@ -259,6 +259,6 @@ def test_sizes_that_come_from_tensors_are_predicted(layer, batch):
     (plan,) = get_plans(graph)
     # Of windows of which the graph knows all sizes 15 % too much is predicted, too.
     assert plan.baseline_peak_bytes == pytest.approx(peaks[0], rel=0.2)
-    assert plan.peak_bytes == pytest.approx(written, rel=0.02 if layer is windows else 0.15)
+    assert plan.peak_bytes == pytest.approx(written, rel=0.04 if layer is windows else 0.15)
     assert plan.peak_bytes == pytest.approx(peaks[1], rel=0.15 if layer is experts else 0.25)
     assert peaks[1] < 0.7 * peaks[0]

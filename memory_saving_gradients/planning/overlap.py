@@ -75,9 +75,10 @@ class _Runs:
         self.lent: list[int] = (scratch - (simulation.timeline - simulation.live)).tolist()
         self.size: list[int] = size.tolist()
         self.made: list[int] = simulation.made.tolist()
-        ends = [*simulation.begins[1:].tolist(), len(simulation.events)]
+        begins = simulation.begins.tolist()
+        ends = [*begins, len(simulation.events)][1:]
         events = simulation.events.tolist()
-        self.readers = [events[i:j] for i, j in zip(simulation.begins.tolist(), ends, strict=True)]
+        self.readers = [events[i:j] for i, j in zip(begins, ends, strict=True)]
         self.reads: list[list[int]] = [[] for _ in range(count)]
         for copy, entry in zip(simulation.copies_of_events.tolist(), events, strict=True):
             self.reads[entry].append(copy)

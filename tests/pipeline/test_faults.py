@@ -120,7 +120,7 @@ def test_an_error_at_any_step_leaves_the_graph_plain(monkeypatch, name):
 
 #: What fails in a step for XLA, by device: where, the name there, which call of it.
 IN_GATES = {
-    "a select": ("cpu", gate, "hold_back", 1),
+    "what a loop waits for": ("cpu", gate, "never", 2),
     "a loop": ("cpu", gate, "loop_node", 2),
     "a barrier": ("h100", gate, "barrier_node", 2),
     "results behind barriers": ("h100", rewrite, "note_behind", 20),
