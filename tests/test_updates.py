@@ -252,3 +252,28 @@ def test_optimizers_of_v1_update_alike(optimizer, apply):
     if apply is minimize:  # else all gradients wait for the norm, and nothing is saved
         assert abs(peak - plans[-1].peak_bytes) < 0.1 * plans[-1].peak_bytes
         assert peak < 0.5 * WEIGHTS
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_weight_decay_comes_after_loops_that_may_run_again():
+    """It needs no gradient, and a loop reads its variables itself."""
+
+    def weights(saves):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        x = h = keras.Input((24, 8))
+        for _ in range(3):
+            h = layers.RNN(layers.LSTMCell(16), return_sequences=True)(h)
+            h = layers.Dense(16, "tanh")(h)
+        model = keras.Model(x, layers.Dense(1)(layers.Flatten()(h)))
+        model.compile("adamw", "mse", jit_compile=False)
+        if saves:
+            msg.keras.save_memory(model)
+        fed = np.random.default_rng(0).standard_normal((8, 24, 8), dtype="f")
+        for _ in range(3):
+            model.train_on_batch(fed, fed[:, 0, :1])
+        assert not saves or msg.keras.get_plans(model)[-1].loops
+        return model.get_weights()
+
+    for ours, plain in zip(weights(True), weights(False), strict=True):
+        np.testing.assert_array_equal(ours, plain)

@@ -100,10 +100,7 @@ def keeps_the_last_round(graph: tf.Graph) -> bool:
 def writers(op: tf.Operation) -> list[tf.Operation]:
     """The ops that may write to the resources that `op` reads, created before or after it."""
     return [
-        reader
-        for handle in _handles(op)
-        for reader in handle.consumers()
-        if not _only_reads(reader)
+        reader for handle in _handles(op) for reader in handle.consumers() if not only_reads(reader)
     ]
 
 
@@ -125,7 +122,7 @@ def _inside(op: tf.Operation) -> list[tf.Operation]:
     return [inner for body in bodies(op) for inner in flattened(body)]
 
 
-def _only_reads(op: tf.Operation) -> bool:
+def only_reads(op: tf.Operation) -> bool:
     return all(
         inner.type in _READS or not inner.op_def.is_stateful for inner in _inside(op) or [op]
     )

@@ -500,6 +500,18 @@ def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     op._update_input(index, tensor)
 
 
+def may_update_input(op: tf.Operation, index: int) -> bool:
+    """Whether `update_input` can change an input: not if it was added to a loop later.
+
+    `Operation._update_input`: 1.0 on.
+    """
+    try:
+        op._update_input(index, op.inputs[index])
+    except tf.errors.OutOfRangeError:
+        return False
+    return True
+
+
 def reroute(tensor: tf.Tensor, other: tf.Tensor, but: Container[tf.Operation] = ()) -> None:
     """Makes the readers of a tensor, but for some and the op that makes `other`, read `other`."""
     for reader in tensor.consumers():

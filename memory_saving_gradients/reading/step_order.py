@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import networkx as nx
 import tensorflow as tf
 
+from memory_saving_gradients.graph import calls
 from memory_saving_gradients.graph.order import readers_through_views
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.buffers import Buffers
@@ -36,7 +37,9 @@ def add_order_of_updates(graph: nx.DiGraph, step: BackwardPass) -> None:
     """Makes updates of variables wait for ops that must not, or should not, come after them.
 
     An op that writes to a variable waits for the readers of its old value: as long as that is
-    alive, TensorFlow copies the variable. oneDNN merges the gradient of a bias with a filter
+    alive, TensorFlow copies the variable. It also waits for the gradients of calls and loops that
+    read the variable themselves: they could run again until then. (Decoupled weight decay needs no
+    gradient, so it could come before.) oneDNN merges the gradient of a bias with a filter
     gradient, so readers of the former wait for the latter; an update waits for all other readers of
     the gradient that both are computed from.
 
@@ -55,6 +58,10 @@ def add_order_of_updates(graph: nx.DiGraph, step: BackwardPass) -> None:
                 graph.add_edges_from((op, other) for other in others)
     for op in step.after:
         graph.add_edges_from((reader, op) for reader in readers_before(op, step) if reader in graph)
+    for op in step.graph.get_operations()[step.end :]:
+        if op in graph and not calls.only_reads(op):
+            waited_for = _readers_of_calls(op, step)
+            graph.add_edges_from((other, op) for other in waited_for if other in graph)
 
 
 def readers_before(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
@@ -75,6 +82,14 @@ def readers_before(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
         for reader in readers_through_views(read.outputs[0])
     )
     return {reader for reader in readers if reader not in step.after}
+
+
+def _readers_of_calls(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
+    """The backward ops that read what calls compute from the variables that `op` writes to."""
+    handles = [t for t in op.inputs if t.dtype == tf.resource]
+    reading = [o for t in handles for o in t.consumers() if calls.bodies(o) and o in step.needed]
+    readers = {reader for o in reading for t in o.outputs for reader in t.consumers()}
+    return readers & step.new - step.after
 
 
 def planned(

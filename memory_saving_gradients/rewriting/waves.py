@@ -171,7 +171,12 @@ def _made_before(reading: Reading, schedule: Schedule) -> list[list[int]]:
 
 
 def _data(op: tf.Operation) -> list[int]:
-    return [i for i, t in enumerate(op.inputs) if t.dtype not in kinds.HANDLES]
+    """The inputs with data, as far as they can be changed."""
+    return [
+        i
+        for i, t in enumerate(op.inputs)
+        if t.dtype not in kinds.HANDLES and tf_private.may_update_input(op, i)
+    ]
 
 
 def _early(op: tf.Operation, late: set[tf.Operation], factors: set[tf.Operation]) -> list[int]:

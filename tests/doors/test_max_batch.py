@@ -69,7 +69,8 @@ def test_it_fits_in_a_run_and_little_more_does(found, name):
     way = found.ways[name]
     fixed = found.variables_bytes + way.batch_size * WIDTH * 4
     run = measure.function_peak(make_run, way.batch_size, None if name == "plain" else name)
-    assert fixed + run <= 1.05 * MEMORY
+    # The ends of the forward pass that nothing orders may overlap: one activation more.
+    assert fixed + run <= 1.1 * MEMORY
     assert fixed + run >= 0.9 * MEMORY
 
 
