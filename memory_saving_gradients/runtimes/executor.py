@@ -37,9 +37,11 @@ class Executor(Runtime):
         return Xla(self.device) if calls.is_compiled(op) else self
 
     def reuses(self, op: tf.Operation) -> bool:
-        may_be_on_gpu = "CPU" not in op.device.upper() and tf.config.list_physical_devices("GPU")
-        may_stay = not (may_be_on_gpu or tf_private.colocation(op))
-        return self._on_cpu(op) and may_stay and normalisation.keeps_statistics(op)
+        if not normalisation.keeps_statistics(op) or tf_private.colocation(op):
+            return False
+        device = tf.DeviceSpec.from_string(op.device).device_type
+        anywhere = device is None and not tf.config.list_physical_devices("GPU")
+        return self.device["type"] == "CPU" and (device == "CPU" or anywhere)
 
     def runs_early(
         self, graph: nx.DiGraph, late: Container[tf.Operation]

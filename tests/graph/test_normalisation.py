@@ -5,8 +5,11 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import gradients
+from memory_saving_gradients.graph.devices import DEVICES
 from memory_saving_gradients.graph.normalisation import keeps_statistics, stay_on_cpu
 from memory_saving_gradients.rewriting.run import COPY
+from memory_saving_gradients.runtimes.executor import Executor
+from memory_saving_gradients.runtimes.xla import Xla
 from test_models import CifarResNet, build_v1
 
 v1 = tf.compat.v1
@@ -104,3 +107,22 @@ def test_what_is_placed_with_another_op_computes_them_again(graph):
     gradients(tf.reduce_sum(h), [x], checkpoints="memory")
     assert copies(graph)
     assert all(op.get_attr("is_training") for op in copies(graph))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "reuses"),
+    [
+        ("", [], True),
+        ("/device:CPU:0", ["one"], True),
+        ("", ["one"], False),
+        ("/device:GPU:0", [], False),
+        ("/device:TPU:0", [], False),
+    ],
+)
+def test_it_must_run_on_a_cpu(graph, monkeypatch, device, gpus, reuses):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    with tf.device(device):
+        op = normalised(inputs((2, 4, 4, 8)), 8).y.op
+    assert Executor(DEVICES["cpu"]).reuses(op) is reuses
+    assert not Executor(DEVICES["h100"]).reuses(op)
+    assert not Xla(DEVICES["cpu"]).reuses(op)
