@@ -43,7 +43,7 @@ def test_no_order_within_waves_raises_the_peak(step, data):
 
 def test_ops_that_their_data_order_share_waves():
     step = chain(40)
-    assert [len(wave) for wave in waves(step, range(80), 40)] == [16, 16, 8]
+    assert [len(wave) for wave in waves(step, range(80), 40)] == [8, 8, 8, 8, 8]
 
 
 def test_where_memory_is_short_ops_run_one_by_one():
