@@ -32,10 +32,8 @@ def keeps_statistics(op: tf.Operation) -> bool:
 
     On a GPU the kernel keeps the inverse of the standard deviation instead of the variance.
     """
-    return (
-        _computes_statistics(op)
-        and op.node_def.attr["exponential_avg_factor"].f in (0.0, 1.0)  # V3 alone has one
-    )
+    averaged = op.node_def.attr["exponential_avg_factor"].f not in (0.0, 1.0)  # V3 alone has one
+    return _computes_statistics(op) and not averaged
 
 
 def _computes_statistics(op: tf.Operation) -> bool:

@@ -9,8 +9,7 @@ import numpy as np
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import simulate
 
-# The most runs in a wave: enough for the threads of a session, few enough to need no order. With
-# twice as many, oneDNN's allocator scatters more (Keras's ResNet-50: 155 MB became 170).
+# The most runs in a wave: enough for the threads of a session, few enough to need no order.
 _MOST = 8
 
 
