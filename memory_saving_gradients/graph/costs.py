@@ -45,23 +45,26 @@ def estimate_seconds(
     standing_for: dict[tuple, str] = {}
     stands_in: dict[str, str] = {}
     for op in operations:
-        node = op.node_def
-        node.attr.pop("_class", None)
-        node.device = ""
         if calls.calls(op):
             continue
-        attributes = tuple(sorted((k, v.SerializeToString()) for k, v in node.attr.items()))
         inputs = [(t.dtype, shapes(t), _shape_value(t, shapes)) for t in op.inputs]
         if op.type in _OUTPUT_SIZES:  # often computed from the batch
             place = _OUTPUT_SIZES[op.type]
             dtype, sizes, _ = inputs[place]
             value = np.asarray(shapes(op.outputs[0]), dtype.as_numpy_dtype)
             inputs[place] = (dtype, sizes, value)
-        signature = (op.type, attributes, str(inputs))
+        node = op.node_def
+        node.attr.pop("_class", None)
+        node.name = node.device = ""
+        del node.input[:]
+        read = (
+            (dtype, tuple(sizes), None if value is None else value.tobytes())
+            for dtype, sizes, value in inputs
+        )
+        signature = (node.SerializeToString(deterministic=True), *read)
         if signature not in standing_for:
-            standing_for[signature] = node.name
-            sources = [_source(f"{node.name}/in{i}", *known) for i, known in enumerate(inputs)]
-            del node.input[:]
+            standing_for[signature] = node.name = op.name
+            sources = [_source(f"{op.name}/in{i}", *known) for i, known in enumerate(inputs)]
             node.input.extend(source.name for source in sources)
             graph_def.node.extend([*sources, node])
         stands_in[op.name] = standing_for[signature]

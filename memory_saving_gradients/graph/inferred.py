@@ -59,6 +59,10 @@ class Inferred:
         self._add(graph, "", self._stand_for, known, {*used})
         self._import()
 
+    def __contains__(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor of the graph has been copied."""
+        return node_of(_copied(tensor, "", self._stand_for)) in self._names
+
     def __call__(self, tensor: tf.Tensor) -> Sizes | None:
         """The shape of a tensor of the graph; None for an unknown rank."""
         return told(self._of(tensor))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import linecache
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -34,20 +34,26 @@ def origin(op: tf.Operation) -> str:
         ...     origin(tf.zeros((2, 2), name="start").op)
         'block_1'
     """
-    differentiated = _differentiated(op)
-    scope = differentiated.name.rpartition("/")[0]
-    return scope or _line(differentiated)
+    return origins([op])[0]
 
 
-def _differentiated(op: tf.Operation) -> tf.Operation:
+def origins(operations: Sequence[tf.Operation]) -> tuple[str, ...]:
+    """The origins of ops of one graph: see `origin`."""
+    every = operations[0].graph.get_operations() if operations else []
+    named = {op.name: op for op in every}
+    differentiated = [_differentiated(op, named) for op in operations]
+    return tuple(op.name.rpartition("/")[0] or _line(op) for op in differentiated)
+
+
+def _differentiated(op: tf.Operation, named: Mapping[str, tf.Operation]) -> tf.Operation:
     """The op whose gradient `op` computes; `op` itself if it is no gradient.
 
     If the name does not tell, it is the op of an activation that `op` reads, or else the op that
     its first input differentiates.
     """
     while match := _PREFIX.match(op.name) or op.type == "AddN":
-        if match is not True and (named := _longest_name(op, op.name[match.end() :])):
-            return named
+        if match is not True and (of := _longest_name(op.name[match.end() :], named)):
+            return of
         before = [tensor.op for tensor in op.inputs if tensor.op.type != "Const"]
         activations = (
             other for other in before if not _PREFIX.match(other.name) and other.type != "AddN"
@@ -58,13 +64,11 @@ def _differentiated(op: tf.Operation) -> tf.Operation:
     return op
 
 
-def _longest_name(op: tf.Operation, path: str) -> tf.Operation | None:
+def _longest_name(path: str, named: Mapping[str, tf.Operation]) -> tf.Operation | None:
     """The op that the longest possible beginning of a path names."""
     parts = [part.removesuffix("_grad") for part in path.split("/")]
-    for length in range(len(parts), 0, -1):
-        with contextlib.suppress(KeyError):
-            return op.graph.get_operation_by_name("/".join(parts[:length]))
-    return None
+    paths = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((named[path] for path in paths if path in named), None)
 
 
 def _line(op: tf.Operation) -> str:

@@ -103,8 +103,8 @@ class Shapes:
             for t in op.outputs
             if t.dtype.size and not t.shape.is_fully_defined()
         ]
-        if unknown:
-            self._infer(operations, known or {})
+        if any(t.op.type != "BroadcastGradientArgs" for t in unknown):
+            self._infer([op for op in operations if _may_tell(op)], known or {})
         for op in operations:
             own = told(op.outputs[0]) if op.type == "Placeholder" else None
             if own and own[0] is None:
@@ -114,7 +114,7 @@ class Shapes:
             self(tensor)
 
     def _infer(self, operations: Sequence[tf.Operation], known: Mapping[str, Sizes]) -> None:
-        """Makes the copy of the graph on which shapes are inferred."""
+        """Makes the copy of the graph on which the shapes of ops are inferred."""
         graph = operations[0].graph
         inputs = [op for op in graph.get_operations() if _is_input(op)]
         ranked = {op.name: told(op.outputs[0]) for op in inputs}
@@ -211,7 +211,8 @@ class Shapes:
         """The value of `tensor` if constants and sizes determine it, else None."""
         name = tensor.name
         if name not in self._constants:
-            find = constant if self._inferred is None else self._inferred.constant
+            copy = self._inferred
+            find = constant if copy is None or tensor not in copy else copy.constant
             self._constants[name] = find(tensor)
         return self._constants[name]
 
@@ -233,14 +234,25 @@ class Shapes:
 _INPUTS = ("Placeholder", "ReadVariableOp")
 
 # Ops whose output has the elements of the first input; ops whose first two inputs are a table and
-# indices; ops whose outputs are each like the input at the same index.
+# indices; ops whose outputs are each like the input at the same index (axes: at most that).
 _SAME_ELEMENTS = frozenset(
     "Reshape Transpose ConjugateTranspose ExpandDims Squeeze SpaceToDepth DepthToSpace".split()
 )
 _BY_INDEX = frozenset({"Gather", "GatherV2", "GatherNd", "ResourceGather"})
 _LIKE_INPUTS = frozenset(
-    {"IdentityN", "While", "StatelessWhile", "SymbolicGradient", "XlaOptimizationBarrier"}
+    """BroadcastGradientArgs IdentityN While StatelessWhile SymbolicGradient
+    XlaOptimizationBarrier""".split()
 )
+
+
+def _may_tell(op: tf.Operation) -> bool:
+    """Whether an op has or reads an unknown shape, or makes a number that may follow from one.
+
+    In a training step most ops are the optimizer's, which do not.
+    """
+    return any(
+        t.dtype.size and not t.shape.is_fully_defined() for t in (*op.outputs, *op.inputs)
+    ) or any(t.dtype.is_integer or t.dtype.is_bool for t in op.outputs)
 
 
 def _is_input(op: tf.Operation) -> bool:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, normalisation, order, tf_private
 from memory_saving_gradients.graph.costs import estimate_seconds
-from memory_saving_gradients.graph.origin import origin
+from memory_saving_gradients.graph.origin import origins
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.planning.backward_order import backward_order
 from memory_saving_gradients.planning.labels import Labels
@@ -79,7 +79,7 @@ class Reading:
         tensors = [(t.shape, t.dtype.base_dtype.name) for t in named]
         return Labels(
             types=tuple(op.type for op in self.operations),
-            origins=tuple(map(origin, self.operations)),
+            origins=origins(self.operations),
             shapes=tuple(None if s.rank is None else tuple(s.as_list()) for s, _ in tensors),
             dtypes=tuple(dtype for _, dtype in tensors),
             of_weights=self.roles.of_weights,

@@ -58,9 +58,10 @@ def add_order_of_updates(graph: nx.DiGraph, step: BackwardPass) -> None:
                 graph.add_edges_from((op, other) for other in others)
     for op in step.after:
         graph.add_edges_from((reader, op) for reader in readers_before(op, step) if reader in graph)
-    for op in step.graph.get_operations()[step.end :]:
+    of_calls = _readers_of_calls(step)
+    for op in step.graph.get_operations()[step.end :] if of_calls else ():
         if op in graph and not calls.only_reads(op):
-            waited_for = _readers_of_calls(op, step)
+            waited_for = {reader for t in op.inputs for reader in of_calls.get(t.name, ())}
             graph.add_edges_from((other, op) for other in waited_for if other in graph)
 
 
@@ -84,12 +85,14 @@ def readers_before(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
     return {reader for reader in readers if reader not in step.after}
 
 
-def _readers_of_calls(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
-    """The backward ops that read what calls compute from the variables that `op` writes to."""
-    handles = [t for t in op.inputs if t.dtype == tf.resource]
-    reading = [o for t in handles for o in t.consumers() if calls.bodies(o) and o in step.needed]
-    readers = {reader for o in reading for t in o.outputs for reader in t.consumers()}
-    return readers & step.new - step.after
+def _readers_of_calls(step: BackwardPass) -> dict[str, set[tf.Operation]]:
+    """By name of a variable's handle, the backward ops that read what calls compute from it."""
+    found: dict[str, set[tf.Operation]] = {}
+    for call in filter(calls.bodies, step.needed):
+        readers = {reader for t in call.outputs for reader in t.consumers()}
+        for handle in (t for t in call.inputs if t.dtype == tf.resource):
+            found.setdefault(handle.name, set()).update(readers & step.new - step.after)
+    return found
 
 
 def planned(
