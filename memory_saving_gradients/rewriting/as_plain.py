@@ -63,13 +63,3 @@ def keep_unmerged(
         if run.copy and run.op.type in ASSOCIATIVE and run.op.name not in as_plain:
             tf_private.set_unmerged(run.op)
             tf_private.set_unmerged(copies[run.copy])
-
-
-def may_be_reordered(reading: Reading) -> bool:
-    """Whether Grappler may multiply factors of the backward pass in another order."""
-    alone = left_alone(reading)
-    return any(op.name in alone and op.type in _FACTORS for op in reading.operations)
-
-
-# Ops that Grappler treats as products.
-_FACTORS = frozenset({"Mul", "RealDiv", "Pow"})
