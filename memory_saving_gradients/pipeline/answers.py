@@ -20,7 +20,7 @@ from memory_saving_gradients.console.progress_bar import say
 from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.planning import anneal
 from memory_saving_gradients.planning.problem import Problem, Schedule
-from memory_saving_gradients.planning.search import lowest, pinning, within
+from memory_saving_gradients.planning.search import affordable, pinning, within
 from memory_saving_gradients.planning.strategies import STRATEGIES, keep_given, without_expensive
 
 # The most schedules that are remembered; each takes a few bytes per run.
@@ -76,7 +76,7 @@ def _planned(question: Question, problem: Problem) -> Schedule:
         )
         if question.budget is not None:
             return within(allowed, question.budget, question.most_runs)
-        return lowest(allowed, question.most_runs, question.max_overhead or 0.0)
+        return affordable(allowed, question.max_overhead or 0.0, question.most_runs)
     return STRATEGIES[question.strategy](problem, question.most_runs)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -71,6 +72,10 @@ class Moment:
     other_bytes: int
 
 
+#: The terms of a constraint: variables and their factors.
+_Row: TypeAlias = list[tuple[int, float]]
+
+
 class Program:
     """A program of some moments, solved with HiGHS.
 
@@ -104,7 +109,7 @@ class Program:
         self._held = {t: i for i, t in enumerate(self._tensors)}
         self._runs = {index: len(self._tensors) + i for i, index in enumerate(self._again)}
         self._width = len(self._tensors) + len(self._again)
-        self._rows: list[list[tuple[int, float]]] = []
+        self._rows: list[_Row] = []
         self._limits: list[float] = []
         for i, moment in enumerate(moments):
             for tensor in moment.read:
@@ -144,44 +149,81 @@ class Program:
             whole: whether the variables are integers: each tensor is kept whole or not at all.
             seconds: the time that the solver may take; the bound is what it has proven by then.
         """
-        count, costs = len(self._tensors), self._problem.costs
-        kept = np.zeros(len(self._problem.tensors))
+        count = len(self._tensors)
         if not count:
-            return Bound(0.0, kept)
-        size = self._problem.sizes[self._tensors]
-        # Sizes and costs near 1 suit the solver.
-        unit = max(1, int(size.max()))
-        dearest = max(float(costs.max(initial=0.0)), 1e-300)
-        rows, limits = list(self._rows), list(self._limits)
-        least: list[float] = []
-        for i, moment in enumerate(self._moments):
-            rows.append([(i * self._width + at, b) for at, b in enumerate(size / unit)])
-            limits.append((budget - moment.other_bytes) / unit)
-            read_now = set(self._problem.ops[moment.op].inputs)
-            least += [float(tensor in read_now) for tensor in self._tensors]
-            least += [0.0] * len(self._again)
-        entries = [(row, at, value) for row, line in enumerate(rows) for at, value in line]
-        row, at, value = zip(*entries, strict=True)
-        shape = (len(rows), len(least))
-        prices = np.concatenate([np.zeros(count), self._problem.costs_again[self._again] / dearest])
+            return Bound(0.0, self._shares(np.zeros(0)))
+        (prices, dearest), unit = self._prices(), self._unit()
+        rows, limits, least = self._with_bytes(unit)
+        limits[len(self._rows) :] += budget / unit
         solution = milp(
-            np.tile(prices, len(self._moments)),
-            constraints=LinearConstraint(
-                sparse.csr_array((value, (row, at)), shape=shape), -np.inf, limits
-            ),
-            bounds=Bounds(least, np.ones(len(least))),
-            integrality=np.full(len(least), int(whole)),
+            prices,
+            constraints=LinearConstraint(_matrix(rows, len(prices)), -np.inf, limits),
+            bounds=Bounds(least, 1.0),
+            integrality=np.full(len(prices), int(whole)),
             options={} if seconds is None else {"time_limit": seconds},
         )
         if solution.status == _INFEASIBLE:
-            return Bound(np.inf, kept)
-        if solution.x is not None:
-            kept[self._tensors] = solution.x[:count]
+            return Bound(np.inf, self._shares(np.zeros(count)))
+        kept = self._shares(np.zeros(count) if solution.x is None else solution.x)
         proven = solution.mip_dual_bound if whole else solution.fun
         if proven is None or not np.isfinite(proven):
             return Bound(0.0, kept, is_exact=False)
         extra = max(0.0, float(proven) - _TOLERANCE) * dearest
-        return Bound(extra / float(costs.sum()), kept, solution.status == 0)
+        return Bound(extra, kept, solution.status == 0)
+
+    def kept_for(self, max_overhead: float) -> np.ndarray:
+        """The share of each tensor that is kept where the overhead is bounded, not the peak."""
+        prices, dearest = self._prices()
+        rows, limits, least = self._with_bytes(self._unit())
+        peak = len(prices)  # one more variable
+        for row in rows[len(self._rows) :]:
+            row.append((peak, -1.0))
+        rows.append([*enumerate(prices)])
+        solution = milp(
+            np.append(np.zeros(peak), 1.0),
+            constraints=LinearConstraint(
+                _matrix(rows, peak + 1), -np.inf, np.append(limits, max_overhead / dearest)
+            ),
+            bounds=Bounds(np.append(least, 0.0), np.append(np.ones(peak), np.inf)),
+        )
+        return self._shares(np.zeros(peak) if solution.x is None else solution.x)
+
+    def _prices(self) -> tuple[np.ndarray, float]:
+        """The cost of each variable, near 1 as suits the solver, and the overhead that 1 is."""
+        again = self._problem.costs_again[self._again]
+        dearest = max(float(again.max(initial=0.0)), 1e-300)
+        prices = np.concatenate([np.zeros(len(self._tensors)), again / dearest])
+        overhead = dearest / max(float(self._problem.costs.sum()), 1e-300)
+        return np.tile(prices, len(self._moments)), overhead
+
+    def _unit(self) -> int:
+        """The unit of bytes: sizes near 1 suit the solver."""
+        return max(1, int(self._problem.sizes[self._tensors].max(initial=0)))
+
+    def _with_bytes(self, unit: int) -> tuple[list[_Row], np.ndarray, np.ndarray]:
+        """The rows and their limits, with those for the bytes last; and the least values."""
+        rows, limits = list(self._rows), list(self._limits)
+        least: list[float] = []
+        for i, moment in enumerate(self._moments):
+            sizes = self._problem.sizes[self._tensors] / unit
+            rows.append([(i * self._width + at, size) for at, size in enumerate(sizes)])
+            limits.append(-moment.other_bytes / unit)
+            read_now = set(self._problem.ops[moment.op].inputs)
+            least += [float(tensor in read_now) for tensor in self._tensors]
+            least += [0.0] * len(self._again)
+        return rows, np.array(limits), np.array(least)
+
+    def _shares(self, values: np.ndarray) -> np.ndarray:
+        """The share of each tensor of the problem that is kept up to the first moment."""
+        kept = np.zeros(len(self._problem.tensors))
+        kept[self._tensors] = values[: len(self._tensors)]
+        return kept
+
+
+def _matrix(rows: Sequence[_Row], width: int) -> sparse.csr_array:
+    entries = [(row, at, value) for row, line in enumerate(rows) for at, value in line]
+    row, at, value = zip(*entries, strict=True)
+    return sparse.csr_array((value, (row, at)), shape=(len(rows), width))
 
 
 _INFEASIBLE = 2

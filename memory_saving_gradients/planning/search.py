@@ -29,6 +29,9 @@ from memory_saving_gradients.planning.simulate import simulate
 # The budgets of the one-cut program, as shares of the real one, as it ignores transient bytes.
 _KEPT = (1.0, 0.7)
 
+# The share of an allowed overhead that the one-cut program may use, as it undercounts costs.
+_PROMISED = 0.9
+
 # For problems of more ops than this, the solver would take most of the planning time.
 _LARGEST_PROGRAM = 30_000
 
@@ -56,6 +59,10 @@ _WORTH_IT = 0.005
 _CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
 _LOWER_ROUNDS = 4
 _LOWER = 0.01
+
+# Within an overhead, we then try at most `_STEPS_DOWN` times to lower the peak to this share of it.
+_STEPS_DOWN = 8
+_STEP_DOWN = 0.98
 
 # The temperature of the search that runs no expensive op twice: it has fewer schedules to explore.
 _HOTTER = 1e-2
@@ -92,7 +99,7 @@ def within(
     starts += [known] if known else []
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     schedules = [
-        annealed(problem, start, budget, most_runs, most_moves(problem) // (2 * len(starts)))
+        annealed(problem, start, budget, most_runs, most_moves(problem) // (4 * len(starts)))
         for start in reported(starts)
     ]
     fitting: list[Schedule] = [schedule for schedule in schedules if schedule]
@@ -168,13 +175,36 @@ def lowest(
     return best
 
 
+def affordable(problem: Problem, max_overhead: float, most_runs: int = UNBOUNDED) -> Schedule:
+    """The schedule of the lowest peak found within an overhead.
+
+    `lowest` lowers the peak as it cools down. We then look for cheaper schedules of a little lower
+    peaks, as long as we find affordable ones.
+
+    Args:
+        problem: the step.
+        max_overhead: the extra cost allowed, as a share of the cost of the plain step.
+        most_runs: how often an op may run.
+    """
+    best = lowest(problem, most_runs, max_overhead)
+    for round_ in reported(range(_STEPS_DOWN)):
+        budget = int(_STEP_DOWN * _peak(problem, best))
+        lower = annealed(problem, best, budget, most_runs, most_moves(problem) // 8, seed=round_)
+        if not lower or _cost(problem, lower) > (1 + max_overhead) * problem.costs.sum():
+            break
+        best = lower
+    return best
+
+
 def _low(problem: Problem, max_overhead: float, cut: Schedule) -> Iterator[Schedule]:
-    """A schedule of a low peak to start from, if there is one within the overhead."""
+    """Schedules of a low peak to start from, if there are any within the overhead."""
     if _cost(problem, cut) <= (1 + max_overhead) * problem.costs.sum():
         yield cut
-    else:
-        nested = Nested(problem, _peak(problem, range(len(problem.ops))))
-        yield from nested.lowest(max_overhead * problem.costs.sum())
+        return
+    if len(problem.ops) <= _LARGEST_PROGRAM:
+        yield keeping(problem, _mostly(one_cut(problem).kept_for(_PROMISED * max_overhead)))
+    nested = Nested(problem, _peak(problem, range(len(problem.ops))))
+    yield from nested.lowest(max_overhead * problem.costs.sum())
 
 
 def _lowest_of_cheap(problem: Problem, most_runs: int) -> Schedule:
@@ -259,5 +289,10 @@ def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
         return [], 0.0
     program = one_cut(problem)
     cuts = [program.solve(int(budget * factor)) for factor in _KEPT]
-    sets = [set(np.flatnonzero(cut.kept > 0.5).tolist()) for cut in cuts]
+    sets = [_mostly(cut.kept) for cut in cuts]
     return [kept for kept in sets if kept], cuts[0].overhead
+
+
+def _mostly(kept: np.ndarray) -> set[int]:
+    """The tensors of which a program keeps more than half."""
+    return set(np.flatnonzero(kept > 0.5).tolist())

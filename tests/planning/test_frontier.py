@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.problem import baseline
-from memory_saving_gradients.planning.search import lowest, within
+from memory_saving_gradients.planning.search import affordable, within
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import memory
 from tests.planning.problems import chain, layered, problems
@@ -28,7 +28,7 @@ def overhead(step, schedule):
 @settings(max_examples=30, deadline=None)
 @given(problems(), st.sampled_from([0.02, 0.1, 0.5]), st.sampled_from([2, 3]))
 def test_no_schedule_costs_more_than_is_allowed(step, most, runs):
-    schedule = lowest(step, runs, most)
+    schedule = affordable(step, most, runs)
     found = simulate(step, schedule)
     assert replay(step, schedule) == found.peak <= simulate(step, range(len(step.ops))).peak
     assert overhead(step, schedule) <= most + 1e-9
@@ -40,7 +40,7 @@ def test_the_lowest_peak_for_an_overhead_is_the_other_side_of_a_budget(name):
     step = STEPS[name]()
     peaks = []
     for most in (0.02, 0.1, 0.3):
-        schedule = lowest(step, max_overhead=most)
+        schedule = affordable(step, most)
         peaks.append(simulate(step, schedule).peak)
         below = within(step, int(0.9 * peaks[-1]))
         # No budget plan with a tenth less memory is within the overhead.
