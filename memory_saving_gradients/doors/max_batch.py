@@ -18,7 +18,7 @@ from memory_saving_gradients.options.budgets import OfDevice, parse_budget
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.device_budget import device_bytes
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
-from memory_saving_gradients.planning.search import lowest
+from memory_saving_gradients.planning.search import affordable
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.planning.units import format_bytes
@@ -146,7 +146,7 @@ _WAYS: dict[str, Callable[[Problem], Schedule]] = {
     "memory": STRATEGIES["memory"],
 }
 _MOST = {f"{most:.0%} extra cost": most for most in (0.1, 0.2, 0.33)}
-_WAYS |= {name: functools.partial(lowest, max_overhead=most) for name, most in _MOST.items()}
+_WAYS |= {name: functools.partial(affordable, max_overhead=most) for name, most in _MOST.items()}
 
 
 class _Search:
@@ -158,8 +158,9 @@ class _Search:
         self._read: dict[int, list[Problem]] = {}
         for batch in _FIRST:
             self._read_at(batch)
-        self._planned = functools.cache(functools.partial(self._taken, anew=True))
-        self._predicted = functools.cache(functools.partial(self._taken, anew=False))
+        self._planned = functools.cache(self._planned_anew)
+        self._drafted = functools.cache(functools.partial(self._planned_anew, on_line=True))
+        self._predicted = functools.cache(self._predicted_by_schedule)
         self._schedules: dict[str, tuple[tuple[int, int], list[Schedule]]] = {}
 
     def _read_at(self, batch: int) -> list[Problem]:
@@ -187,22 +188,31 @@ class _Search:
     def largest(self, name: str, known: int) -> Largest:
         """The largest batch that fits in a way: predicted, then planned at exactly that size.
 
+        Reading a step takes longer than planning, so we plan on the line through batches that were
+        read until an answer fits, and only then at that batch as read.
+
         Args:
             name: the way.
             known: a batch that fits; 0 for none.
         """
-        batch = self._search(name, known)
-        answer = self._planned(name, batch) if batch else None
+        draft = self._adjusted(self._drafted, name, self._search(name, known))
+        answer = self._adjusted(self._planned, name, draft.batch_size if draft else 0)
+        return answer or Largest(0, self._step.variables_bytes, 0.0, 0.0)
+
+    def _adjusted(
+        self, plan: Callable[[str, int], Largest], name: str, batch: int
+    ) -> Largest | None:
+        """The largest batch that fits as planned, near one that is predicted to; None for none."""
+        answer = plan(name, batch) if batch else None
         while answer and not self._fits(answer):
             batch = int(batch * min(_STEP, self._allowed / answer.bytes))
-            answer = self._planned(name, batch) if batch else None
+            answer = plan(name, batch) if batch else None
         if answer is None:
-            return Largest(0, self._step.variables_bytes, 0.0, 0.0)
+            return None
         fixed = self._step.variables_bytes
         larger = int(answer.batch_size * (self._allowed - fixed) / max(answer.bytes - fixed, 1))
         while (1 + _CLOSE) * answer.batch_size < larger <= _LARGEST:
-            more = self._planned(name, larger)
-            if self._fits(more):
+            if self._fits(self._drafted(name, larger)) and self._fits(more := plan(name, larger)):
                 return more
             larger = (answer.batch_size + larger) // 2
         return answer
@@ -227,19 +237,22 @@ class _Search:
     def _fits(self, answer: Largest) -> bool:
         return answer.bytes <= self._allowed
 
-    def _taken(self, name: str, batch: int, anew: bool) -> Largest:
-        """The memory and cost of a batch: planned anew, or by the schedules of another batch."""
-        fixed = self._step.variables_bytes + batch * self._step.example_bytes
-        if anew:
-            problems = self._read_at(batch)
-            schedules = [*map(_WAYS[name], problems)]
-        else:
-            line, schedules = self._schedules[name]
-            problems = self._problems(batch, line)
+    def _planned_anew(self, name: str, batch: int, on_line: bool = False) -> Largest:
+        """The memory and cost of a batch, planned as read or as it is on the line."""
+        problems = self._problems(batch, self._line(batch)) if on_line else self._read_at(batch)
+        return self._taken(batch, problems, [*map(_WAYS[name], problems)])
+
+    def _predicted_by_schedule(self, name: str, batch: int) -> Largest:
+        """The memory and cost of a batch, by the schedules of another one."""
+        line, schedules = self._schedules[name]
+        return self._taken(batch, self._problems(batch, line), schedules)
+
+    def _taken(self, batch: int, problems: list[Problem], schedules: list[Schedule]) -> Largest:
         taken = [
             min((plain_peak(problem), float(problem.costs.sum())), _judged(problem, schedule))
             for problem, schedule in zip(problems, schedules, strict=True)
         ]
+        fixed = self._step.variables_bytes + batch * self._step.example_bytes
         seconds = sum(float(problem.costs.sum()) for problem in problems)
         costs = sum(cost for _, cost in taken)
         overhead = costs / seconds - 1 if seconds else 0.0
