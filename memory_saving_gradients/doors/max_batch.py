@@ -17,17 +17,18 @@ from memory_saving_gradients.doors.traced_step import Step, traced_step
 from memory_saving_gradients.options.budgets import OfDevice, parse_budget
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.device_budget import device_bytes
-from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
+from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import affordable
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.report.summary import rendered
 
-# The batch sizes that are read first; the largest that is searched; the relative accuracy of an
-# answer; and the factor by which an answer is reduced if planning at its size shows that it does
-# not fit.
+# The batch sizes that are read first; the share by which another may be off their line; the largest
+# that is searched; the relative accuracy of an answer; and the factor by which a batch is at least
+# reduced if it does not fit.
 _FIRST = (32, 512)
+_OFF = 0.01
 _LARGEST = 2**20
 _CLOSE = 0.02
 _STEP = 0.99
@@ -79,8 +80,9 @@ def max_batch(
 ) -> MaxBatch:
     """The largest batch that fits into a given memory, plain and with recomputation.
 
-    The step is traced and planned; nothing runs. The peak grows nearly linearly with the batch,
-    which guides the search; each answer is then planned at exactly that size.
+    The step is traced and planned; nothing runs. Each answer is planned at its size. As tensors
+    mostly grow linearly with the batch, the step is read at three sizes, and only if it grows
+    otherwise at every size that is tried.
 
     We count the predicted peak of the step, all its variables (weights, the state of the optimizer
     and the metrics) and the inputs. Other memory of a device (the framework itself, workspaces of a
@@ -139,9 +141,9 @@ def max_batch(
     return MaxBatch(allowed, step.variables_bytes, ways, step.compiled)
 
 
-# The ways to train, each with its planner.
-_WAYS: dict[str, Callable[[Problem], Schedule]] = {
-    "plain": baseline,
+# The ways to train, each with its planner; None is the plain step.
+_WAYS: dict[str, Callable[[Problem], Schedule | None]] = {
+    "plain": lambda problem: None,
     "speed": STRATEGIES["speed"],
     "memory": STRATEGIES["memory"],
 }
@@ -150,7 +152,7 @@ _WAYS |= {name: functools.partial(affordable, max_overhead=most) for name, most 
 
 
 class _Search:
-    """Searches batch sizes by a schedule for one of them, and plans again at each answer."""
+    """Searches batch sizes, each planned anew."""
 
     def __init__(self, step: Step, allowed: int) -> None:
         self._step = step
@@ -158,10 +160,9 @@ class _Search:
         self._read: dict[int, list[Problem]] = {}
         for batch in _FIRST:
             self._read_at(batch)
+        self._is_line: bool | None = None  # not known yet
         self._planned = functools.cache(self._planned_anew)
         self._drafted = functools.cache(functools.partial(self._planned_anew, on_line=True))
-        self._predicted = functools.cache(self._predicted_by_schedule)
-        self._schedules: dict[str, tuple[tuple[int, int], list[Schedule]]] = {}
 
     def _read_at(self, batch: int) -> list[Problem]:
         if batch not in self._read:
@@ -173,85 +174,78 @@ class _Search:
             self._read[batch] = [reading.problem for reading in readings]
         return self._read[batch]
 
-    def _line(self, batch: int) -> tuple[int, int]:
-        """The two batches nearest to a batch that were read."""
-        near, far = sorted(self._read, key=lambda known: abs(math.log(batch / known)))[:2]
-        return near, far
+    def _next(self, fits: Largest | None, over: Largest | None) -> int:
+        """The batch that takes just the memory, if bytes grow between two answers by a power.
 
-    def _problems(self, batch: int, line: tuple[int, int]) -> list[Problem]:
-        """The step at a batch, on the line through two batches that were read."""
-        near, far = line
+        Args:
+            fits: the largest batch known to fit; if None, or `over` is, bytes grow linearly.
+            over: the smallest batch known not to fit.
+        """
+        fixed = self._step.variables_bytes
+        near = fits or over
+        assert near is not None
+        power = 1.0
+        if fits and over:
+            growth = (over.bytes - fixed) / max(fits.bytes - fixed, 1)
+            power = math.log(growth) / math.log(over.batch_size / fits.batch_size)
+        times = (self._allowed - fixed) / max(near.bytes - fixed, 1)
+        batch = int(near.batch_size * times ** (1 / power))
+        return min(batch, int(_STEP * over.batch_size) if over else _LARGEST)
+
+    def _agrees(self, batch: int) -> bool:
+        """Whether a batch, as read, is on the line through the first two, nearly."""
+        pairs = zip(
+            map(plain_peak, self._on_line(batch)),
+            map(plain_peak, self._read_at(batch)),
+            strict=True,
+        )
+        return all(abs(ours - read) <= _OFF * read for ours, read in pairs)
+
+    def _on_line(self, batch: int) -> list[Problem]:
+        """The step at a batch, on the line through the two nearest batches that were read."""
+        near, far = sorted(self._read, key=lambda known: abs(math.log(batch / known)))[:2]
         share = (batch - near) / (far - near)
         pairs = zip(self._read[near], self._read[far], strict=True)
         return [one.toward(other, share) for one, other in pairs]
 
     def largest(self, name: str, known: int) -> Largest:
-        """The largest batch that fits in a way: predicted, then planned at exactly that size.
+        """The largest batch that fits in a way, planned at that size.
 
-        Reading a step takes longer than planning, so we plan on the line through batches that were
-        read until an answer fits, and only then at that batch as read.
+        Reading a step takes longer than planning, so we plan on the line through two batches that
+        were read. The first answer is then read; if it is not on that line, all others are, too.
 
         Args:
             name: the way.
             known: a batch that fits; 0 for none.
         """
-        draft = self._adjusted(self._drafted, name, self._search(name, known))
-        answer = self._adjusted(self._planned, name, draft.batch_size if draft else 0)
+        # In a small batch activations hardly count.
+        answer = self._adjusted(self._drafted, name, 2 * known or _FIRST[0])
+        if answer and self._is_line is None and answer.batch_size not in self._read:
+            self._is_line = self._agrees(answer.batch_size)
+        if answer and not self._is_line:
+            answer = self._adjusted(self._planned, name, answer.batch_size)
         return answer or Largest(0, self._step.variables_bytes, 0.0, 0.0)
 
     def _adjusted(
         self, plan: Callable[[str, int], Largest], name: str, batch: int
     ) -> Largest | None:
-        """The largest batch that fits as planned, near one that is predicted to; None for none."""
-        answer = plan(name, batch) if batch else None
-        while answer and not self._fits(answer):
-            batch = int(batch * min(_STEP, self._allowed / answer.bytes))
-            answer = plan(name, batch) if batch else None
-        if answer is None:
-            return None
-        fixed = self._step.variables_bytes
-        larger = int(answer.batch_size * (self._allowed - fixed) / max(answer.bytes - fixed, 1))
-        while (1 + _CLOSE) * answer.batch_size < larger <= _LARGEST:
-            if self._fits(self._drafted(name, larger)) and self._fits(more := plan(name, larger)):
-                return more
-            larger = (answer.batch_size + larger) // 2
-        return answer
-
-    def _search(self, name: str, known: int) -> int:
-        """Nearly the largest batch that is predicted to fit; 0 if none is."""
-        # Plan for a larger batch than fits plain: in a small one activations hardly count.
-        first = max(1, 2 * known)
-        line = self._line(first)
-        self._schedules[name] = line, [*map(_WAYS[name], self._problems(first, line))]
-        low, high = known, max(1, 2 * known)
-        while high <= _LARGEST and self._fits(self._predicted(name, high)):
-            low, high = high, 2 * high
-        while high - low > max(1, _CLOSE * low) and low < _LARGEST:
-            middle = (low + high) // 2
-            if self._fits(self._predicted(name, middle)):
-                low = middle
+        """The largest batch that fits as planned, searched from a first one on; None for none."""
+        best, over = None, None
+        while batch:
+            answer = plan(name, batch)
+            if answer.bytes <= self._allowed:
+                best = answer
             else:
-                high = middle
-        return min(low, _LARGEST)
-
-    def _fits(self, answer: Largest) -> bool:
-        return answer.bytes <= self._allowed
+                over = answer
+            batch = self._next(best, over)
+            if best and batch <= (1 + _CLOSE) * best.batch_size:
+                break
+        return best
 
     def _planned_anew(self, name: str, batch: int, on_line: bool = False) -> Largest:
         """The memory and cost of a batch, planned as read or as it is on the line."""
-        problems = self._problems(batch, self._line(batch)) if on_line else self._read_at(batch)
-        return self._taken(batch, problems, [*map(_WAYS[name], problems)])
-
-    def _predicted_by_schedule(self, name: str, batch: int) -> Largest:
-        """The memory and cost of a batch, by the schedules of another one."""
-        line, schedules = self._schedules[name]
-        return self._taken(batch, self._problems(batch, line), schedules)
-
-    def _taken(self, batch: int, problems: list[Problem], schedules: list[Schedule]) -> Largest:
-        taken = [
-            min((plain_peak(problem), float(problem.costs.sum())), _judged(problem, schedule))
-            for problem, schedule in zip(problems, schedules, strict=True)
-        ]
+        problems = self._on_line(batch) if on_line else self._read_at(batch)
+        taken = [_judged(problem, _WAYS[name](problem)) for problem in problems]
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
         seconds = sum(float(problem.costs.sum()) for problem in problems)
         costs = sum(cost for _, cost in taken)
@@ -259,10 +253,13 @@ class _Search:
         return Largest(batch, fixed + max(peak for peak, _ in taken), overhead, costs / batch)
 
 
-def _judged(problem: Problem, schedule: Schedule) -> tuple[int, float]:
-    """The peak of a schedule in bytes, and its cost in seconds."""
+def _judged(problem: Problem, schedule: Schedule | None) -> tuple[int, float]:
+    """The peak of a schedule in bytes, and its cost in seconds; at most those of the plain step."""
+    plain = plain_peak(problem), float(problem.costs.sum())
+    if schedule is None:
+        return plain
     simulation = simulate(problem, schedule)
-    return simulation.peak, simulation.cost
+    return min(plain, (simulation.peak, simulation.cost))
 
 
 def _table(answer: MaxBatch) -> Table:

@@ -60,9 +60,9 @@ _CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
 _LOWER_ROUNDS = 4
 _LOWER = 0.01
 
-# Within an overhead, we then try at most `_STEPS_DOWN` times to lower the peak to this share of it.
-_STEPS_DOWN = 8
-_STEP_DOWN = 0.98
+# Within an overhead, the peak is then lowered to these shares of it, at most so many times.
+_SMALL_STEPS, _SMALL_STEP = 8, 0.98
+_STEPS, _STEP = 2, 0.95
 
 # The temperature of the search that runs no expensive op twice: it has fewer schedules to explore.
 _HOTTER = 1e-2
@@ -179,7 +179,7 @@ def affordable(problem: Problem, max_overhead: float, most_runs: int = UNBOUNDED
     """The schedule of the lowest peak found within an overhead.
 
     `lowest` lowers the peak as it cools down. We then look for cheaper schedules of a little lower
-    peaks, as long as we find affordable ones.
+    peaks, as long as we find affordable ones, and at last for the cheapest of a lower budget.
 
     Args:
         problem: the step.
@@ -187,12 +187,26 @@ def affordable(problem: Problem, max_overhead: float, most_runs: int = UNBOUNDED
         most_runs: how often an op may run.
     """
     best = lowest(problem, most_runs, max_overhead)
-    for round_ in reported(range(_STEPS_DOWN)):
-        budget = int(_STEP_DOWN * _peak(problem, best))
-        lower = annealed(problem, best, budget, most_runs, most_moves(problem) // 8, seed=round_)
-        if not lower or _cost(problem, lower) > (1 + max_overhead) * problem.costs.sum():
-            break
-        best = lower
+    moves = most_moves(problem) // 8
+
+    def lower(budget: int, round_: int) -> Schedule | None:
+        return annealed(problem, best, budget, most_runs, moves, seed=round_)
+
+    def cheaper(budget: int, round_: int) -> Schedule | None:
+        return within(problem, budget, most_runs)
+
+    for rounds, step, search in (
+        (_SMALL_STEPS, _SMALL_STEP, lower),
+        (_STEPS, _STEP, cheaper),
+    ):
+        for round_ in reported(range(rounds)):
+            budget = int(step * _peak(problem, best))
+            candidate = search(budget, round_)
+            if not candidate or _peak(problem, candidate) > budget:
+                break
+            if _cost(problem, candidate) > (1 + max_overhead) * problem.costs.sum():
+                break
+            best = candidate
     return best
 
 
