@@ -57,6 +57,21 @@ def check(bounds, optima):
     return (bounds[costly] > 0.999 * optima[costly]).mean()
 
 
+def test_the_fewest_bytes_for_an_overhead_are_the_other_side_of_a_budget():
+    compared = 0
+    for step in STEPS:
+        program = one_cut(step)
+        for budget in budgets(step):
+            bound = program.solve(budget)
+            if 0 < bound.overhead < np.inf:
+                most = bound.overhead + 1e-5
+                within_it, half = (program.kept_for(share * most) for share in (1, 0.5))
+                assert step.sizes @ within_it <= step.sizes @ bound.kept + 1e-3
+                assert step.sizes @ half > step.sizes @ within_it
+                compared += 1
+    assert compared >= 100
+
+
 def test_the_one_cut_bound_holds_for_any_order():
     bounds, optima = [], []
     for step in STEPS:

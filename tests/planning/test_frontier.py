@@ -42,10 +42,10 @@ def test_the_lowest_peak_for_an_overhead_is_the_other_side_of_a_budget(name):
     for most in (0.02, 0.1, 0.3):
         schedule = affordable(step, most)
         peaks.append(simulate(step, schedule).peak)
-        below = within(step, int(0.9 * peaks[-1]))
-        # No budget plan with a tenth less memory is within the overhead.
+        below = within(step, int(0.94 * peaks[-1]))
+        # No budget plan of clearly less memory is within the overhead.
         found = simulate(step, below)
-        assert found.peak > 0.9 * peaks[-1] or overhead(step, below) > most - 0.01
+        assert found.peak > 0.94 * peaks[-1] or overhead(step, below) > most
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < peaks[0] < simulate(step, baseline(step)).peak
 
