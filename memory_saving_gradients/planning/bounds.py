@@ -173,6 +173,8 @@ class Program:
 
     def kept_for(self, max_overhead: float) -> np.ndarray:
         """The share of each tensor that is kept where the overhead is bounded, not the peak."""
+        if not self._tensors:
+            return self._shares(np.zeros(0))
         prices, dearest = self._prices()
         rows, limits, least = self._with_bytes(self._unit())
         peak = len(prices)  # one more variable

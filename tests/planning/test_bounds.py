@@ -72,6 +72,14 @@ def test_the_fewest_bytes_for_an_overhead_are_the_other_side_of_a_budget():
     assert compared >= 100
 
 
+def test_a_step_without_a_backward_pass_has_nothing_to_keep():
+    step = chain(3)
+    forward = dataclasses.replace(step, ops=step.ops[: step.forward_count], results=frozenset())
+    program = one_cut(forward)
+    assert program.solve(1).overhead == 0
+    assert not program.kept_for(0.1).any()
+
+
 def test_the_one_cut_bound_holds_for_any_order():
     bounds, optima = [], []
     for step in STEPS:
