@@ -161,8 +161,8 @@ class _Search:
         for batch in _FIRST:
             self._read_at(batch)
         self._is_line: bool | None = None  # not known yet
-        self._planned = functools.cache(self._planned_anew)
-        self._drafted = functools.cache(functools.partial(self._planned_anew, on_line=True))
+        self._planned = functools.cache(self._plan)
+        self._drafted = functools.cache(functools.partial(self._plan, on_line=True))
 
     def _read_at(self, batch: int) -> list[Problem]:
         if batch not in self._read:
@@ -174,22 +174,20 @@ class _Search:
             self._read[batch] = [reading.problem for reading in readings]
         return self._read[batch]
 
-    def _next(self, fits: Largest | None, over: Largest | None) -> int:
+    def _next(self, near: Largest, over: Largest | None) -> int:
         """The batch that takes just the memory, if bytes grow between two answers by a power.
 
         Args:
-            fits: the largest batch known to fit; if None, or `over` is, bytes grow linearly.
+            near: the largest batch known to fit, or else `over`: bytes then grow linearly.
             over: the smallest batch known not to fit.
         """
         fixed = self._step.variables_bytes
-        near = fits or over
-        assert near is not None
+        more = max(near.bytes - fixed, 1)
         power = 1.0
-        if fits and over:
-            growth = (over.bytes - fixed) / max(fits.bytes - fixed, 1)
-            power = math.log(growth) / math.log(over.batch_size / fits.batch_size)
-        times = (self._allowed - fixed) / max(near.bytes - fixed, 1)
-        batch = int(near.batch_size * times ** (1 / power))
+        if over and over is not near:
+            ratio = over.batch_size / near.batch_size
+            power = math.log((over.bytes - fixed) / more) / math.log(ratio)
+        batch = int(near.batch_size * ((self._allowed - fixed) / more) ** (1 / power))
         return min(batch, int(_STEP * over.batch_size) if over else _LARGEST)
 
     def _agrees(self, batch: int) -> bool:
@@ -219,14 +217,14 @@ class _Search:
             known: a batch that fits; 0 for none.
         """
         # In a small batch activations hardly count.
-        answer = self._adjusted(self._drafted, name, 2 * known or _FIRST[0])
+        answer = self._searched(self._drafted, name, 2 * known or _FIRST[0])
         if answer and self._is_line is None and answer.batch_size not in self._read:
             self._is_line = self._agrees(answer.batch_size)
         if answer and not self._is_line:
-            answer = self._adjusted(self._planned, name, answer.batch_size)
+            answer = self._searched(self._planned, name, answer.batch_size)
         return answer or Largest(0, self._step.variables_bytes, 0.0, 0.0)
 
-    def _adjusted(
+    def _searched(
         self, plan: Callable[[str, int], Largest], name: str, batch: int
     ) -> Largest | None:
         """The largest batch that fits as planned, searched from a first one on; None for none."""
@@ -237,12 +235,12 @@ class _Search:
                 best = answer
             else:
                 over = answer
-            batch = self._next(best, over)
+            batch = self._next(best or answer, over)
             if best and batch <= (1 + _CLOSE) * best.batch_size:
                 break
         return best
 
-    def _planned_anew(self, name: str, batch: int, on_line: bool = False) -> Largest:
+    def _plan(self, name: str, batch: int, on_line: bool = False) -> Largest:
         """The memory and cost of a batch, planned as read or as it is on the line."""
         problems = self._on_line(batch) if on_line else self._read_at(batch)
         taken = [_judged(problem, _WAYS[name](problem)) for problem in problems]

@@ -149,9 +149,8 @@ class Program:
             whole: whether the variables are integers: each tensor is kept whole or not at all.
             seconds: the time that the solver may take; the bound is what it has proven by then.
         """
-        count = len(self._tensors)
-        if not count:
-            return Bound(0.0, self._shares(np.zeros(0)))
+        if not self._tensors:
+            return Bound(0.0, self._shares(None))
         (prices, dearest), unit = self._prices(), self._unit()
         rows, limits, least = self._with_bytes(unit)
         limits[len(self._rows) :] += budget / unit
@@ -163,8 +162,8 @@ class Program:
             options={} if seconds is None else {"time_limit": seconds},
         )
         if solution.status == _INFEASIBLE:
-            return Bound(np.inf, self._shares(np.zeros(count)))
-        kept = self._shares(np.zeros(count) if solution.x is None else solution.x)
+            return Bound(np.inf, self._shares(None))
+        kept = self._shares(solution.x)
         proven = solution.mip_dual_bound if whole else solution.fun
         if proven is None or not np.isfinite(proven):
             return Bound(0.0, kept, is_exact=False)
@@ -174,7 +173,7 @@ class Program:
     def kept_for(self, max_overhead: float) -> np.ndarray:
         """The share of each tensor that is kept where the overhead is bounded, not the peak."""
         if not self._tensors:
-            return self._shares(np.zeros(0))
+            return self._shares(None)
         prices, dearest = self._prices()
         rows, limits, least = self._with_bytes(self._unit())
         peak = len(prices)  # one more variable
@@ -188,7 +187,7 @@ class Program:
             ),
             bounds=Bounds(np.append(least, 0.0), np.append(np.ones(peak), np.inf)),
         )
-        return self._shares(np.zeros(peak) if solution.x is None else solution.x)
+        return self._shares(solution.x)
 
     def _prices(self) -> tuple[np.ndarray, float]:
         """The cost of each variable, near 1 as suits the solver, and the overhead that 1 is."""
@@ -215,10 +214,11 @@ class Program:
             least += [0.0] * len(self._again)
         return rows, np.array(limits), np.array(least)
 
-    def _shares(self, values: np.ndarray) -> np.ndarray:
-        """The share of each tensor of the problem that is kept up to the first moment."""
+    def _shares(self, solution: np.ndarray | None) -> np.ndarray:
+        """The share of each tensor of the problem that is kept; nothing without a solution."""
         kept = np.zeros(len(self._problem.tensors))
-        kept[self._tensors] = values[: len(self._tensors)]
+        if solution is not None:
+            kept[self._tensors] = solution[: len(self._tensors)]
         return kept
 
 

@@ -186,27 +186,38 @@ def affordable(problem: Problem, max_overhead: float, most_runs: int = UNBOUNDED
         max_overhead: the extra cost allowed, as a share of the cost of the plain step.
         most_runs: how often an op may run.
     """
-    best = lowest(problem, most_runs, max_overhead)
+    most_cost = (1 + max_overhead) * problem.costs.sum()
     moves = most_moves(problem) // 8
 
-    def lower(budget: int, round_: int) -> Schedule | None:
+    def again(best: Schedule, budget: int, round_: int) -> Schedule | None:
         return annealed(problem, best, budget, most_runs, moves, seed=round_)
 
-    def cheaper(budget: int, round_: int) -> Schedule | None:
+    def anew(best: Schedule, budget: int, round_: int) -> Schedule | None:
         return within(problem, budget, most_runs)
 
-    for rounds, step, search in (
-        (_SMALL_STEPS, _SMALL_STEP, lower),
-        (_STEPS, _STEP, cheaper),
-    ):
-        for round_ in reported(range(rounds)):
-            budget = int(step * _peak(problem, best))
-            candidate = search(budget, round_)
-            if not candidate or _peak(problem, candidate) > budget:
-                break
-            if _cost(problem, candidate) > (1 + max_overhead) * problem.costs.sum():
-                break
-            best = candidate
+    best = lowest(problem, most_runs, max_overhead)
+    best = _stepped_down(problem, best, most_cost, _SMALL_STEP, _SMALL_STEPS, again)
+    return _stepped_down(problem, best, most_cost, _STEP, _STEPS, anew)
+
+
+def _stepped_down(
+    problem: Problem,
+    best: Schedule,
+    most_cost: float,
+    step: float,
+    times: int,
+    search: Callable[[Schedule, int, int], Schedule | None],
+) -> Schedule:
+    """The last schedule within the cost of searches for a share `step` of the peak before."""
+    for round_ in reported(range(times)):
+        budget = int(step * _peak(problem, best))
+        found = search(best, budget, round_)
+        if not found:
+            break
+        simulation = simulate(problem, found)
+        if simulation.peak > budget or simulation.cost > most_cost:
+            break
+        best = found
     return best
 
 

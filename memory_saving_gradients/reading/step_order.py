@@ -88,10 +88,11 @@ def readers_before(op: tf.Operation, step: BackwardPass) -> set[tf.Operation]:
 def _readers_of_calls(step: BackwardPass) -> dict[str, set[tf.Operation]]:
     """By name of a variable's handle, the backward ops that read what calls compute from it."""
     found: dict[str, set[tf.Operation]] = {}
+    backward = step.new - step.after
     for call in filter(calls.bodies, step.needed):
-        readers = {reader for t in call.outputs for reader in t.consumers()}
+        readers = backward.intersection(reader for t in call.outputs for reader in t.consumers())
         for handle in (t for t in call.inputs if t.dtype == tf.resource):
-            found.setdefault(handle.name, set()).update(readers & step.new - step.after)
+            found.setdefault(handle.name, set()).update(readers)
     return found
 
 

@@ -78,8 +78,8 @@ def test_an_answer_was_planned_at_that_size(found):
     way = found.ways["memory"]
     (plan,) = traced_step(make_function()).plans(way.batch_size)
     fixed = found.variables_bytes + way.batch_size * WIDTH * 4
-    assert way.bytes == pytest.approx(plan.peak_bytes + fixed, rel=0.01)
-    assert way.overhead == pytest.approx(plan.overhead, rel=0.01)
+    assert way.bytes == plan.peak_bytes + fixed
+    assert way.overhead == pytest.approx(plan.overhead, rel=1e-4)
 
 
 def test_a_step_that_grows_faster_than_its_batch_is_read_at_every_answer():
