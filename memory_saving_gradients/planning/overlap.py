@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import NamedTuple
 
 import numpy as np
 
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import simulate
 
-# The most runs in a wave: enough for the threads of a session, few enough to need no order.
-_MOST = 8
+# The most runs that may overlap: enough for the threads of a session.
+_MOST = 64
+
+
+class Wave(NamedTuple):
+    """Entries that may run in any order of their data, or at once.
+
+    Attributes:
+        entries: the entries.
+        after: they begin when all entries before this one have ended.
+    """
+
+    entries: range
+    after: int
 
 
 def waves(
     problem: Problem, schedule: Schedule, first: int, alone: Container[int] = ()
-) -> list[range]:
-    """Divides a schedule into waves: entries that may run in any order of their data, or at once.
+) -> list[Wave]:
+    """Divides a schedule into waves.
 
-    A wave begins when the previous one has ended. It is as long as the bytes of its worst order
-    stay within the peak of the schedule, so where memory is short entries run one by one.
+    A wave may overlap with the previous one, if both together take no more than the peak of the
+    schedule in their worst order; it begins when the one before that has ended. Where memory is
+    short, entries run one by one.
 
     Args:
         problem: the step.
@@ -28,23 +42,32 @@ def waves(
         alone: the ops that wait for all ops before them, by index.
 
     Returns:
-        The entries of each wave.
+        The waves.
     """
     runs = _Runs(problem, schedule)
-    parts = []
-    begin = first
+    found: list[Wave] = []
+    begin = after = first
     while begin < len(schedule):
-        wave = _Wave(runs, begin)
-        end = begin + 1
-        while (
-            end < min(len(schedule), begin + _MOST)
-            and schedule[end] not in alone
-            and wave.joined(end) <= runs.peak
-        ):
-            end += 1
-        parts.append(range(begin, end))
-        begin = end
-    return parts
+        end = _end_of_overlap(runs, schedule, after, alone)
+        if end <= begin:  # even the next entry has to wait for all before it
+            after, end = begin, _end_of_overlap(runs, schedule, begin, alone)
+        stop = min(end, begin + (end - after + 1) // 2)  # leaves half to the next wave
+        found.append(Wave(range(begin, stop), after))
+        after, begin = begin, stop
+    return found
+
+
+def _end_of_overlap(runs: _Runs, schedule: Schedule, begin: int, alone: Container[int]) -> int:
+    """The end of the longest range of entries, from one on, that may all overlap."""
+    overlap = _Overlap(runs, begin)
+    end = begin + 1
+    while (
+        end < min(len(schedule), begin + _MOST)
+        and schedule[end] not in alone
+        and overlap.joined(end) <= runs.peak
+    ):
+        end += 1
+    return end
 
 
 class _Runs:
@@ -88,8 +111,8 @@ class _Runs:
                 self.dying[last].append(copy)
 
 
-class _Wave:
-    """The entries of a wave, and the most bytes that they can take.
+class _Overlap:
+    """Entries that overlap, and the most bytes that they can take.
 
     An entry runs after those whose outputs it reads, directly or not, and before those that read
     its own. As it runs, all others may have made their outputs, and be about to end: only what the
@@ -106,7 +129,7 @@ class _Wave:
         self.joined(begin)
 
     def joined(self, entry: int) -> int:
-        """The most bytes of the wave with the next entry."""
+        """The most bytes with the next entry."""
         runs, before = self._runs, 0
         for copy in runs.reads[entry]:
             if self._begin <= runs.made[copy] < entry:
@@ -131,7 +154,7 @@ class _Wave:
         return max(self._most)
 
     def _users(self, copy: int) -> int:
-        """The entries of the wave that make or read a copy."""
+        """Those of the entries that make or read a copy."""
         users = 0
         for entry in self._runs.readers[copy]:
             if entry >= self._begin:

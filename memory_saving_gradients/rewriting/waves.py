@@ -2,7 +2,7 @@
 
 The backward pass is divided into waves (`planning.overlap`), and so is the forward pass if it could
 exceed the peak in another order. Within a wave ops wait only for their data, so they overlap; the
-first ops of a wave wait for the last ops of the previous one, on their device.
+first ops of a wave wait for the last ops of an earlier one, on their device.
 
 There are four exceptions. Ops that are not in the problem (shapes, views, small tensors) wait only
 for their data. Ops that oneDNN merges with later ones (`merges`) are waited for only when all
@@ -15,9 +15,11 @@ outputs.
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -53,31 +55,27 @@ class Waves(Holding):
         ops = entries.ops
         parts = merges.Parts(ops)
         end_of = functools.cache(lambda op: _end_of(op, op in entries.edgeless))
-        latest: dict[str, list[tf.Operation]] = {}  # by device: the ends of its last wave
-        previous: list[tf.Operation] = []  # the ends of the last wave, on any device
         problem, schedule = self._reading.problem, self._schedule
         begin = 0 if runs_ahead(problem, schedule, entries.first) else entries.first
+        last = earlier = _Ends([], {})  # of the last wave, and of the one before it
         for i in (i for i in range(begin) if entries.has_edges[i]):
-            previous = latest[ops[i].device] = [ops[i]]
+            last = last.then([ops[i]])
+        put_off: list[tf.Operation] = []
         alone = {i for i, op in enumerate(self._reading.operations) if order.depends_on_time(op)}
-        for wave in waves(problem, schedule, begin, alone):
-            waiting, ended = entries.begin_and_end(wave)
+        for wave, after in waves(problem, schedule, begin, alone):
+            before = earlier if after < wave.start else last
+            waiting = entries.begins(wave)
             due = parts.due(wave.start) if waiting else []
             for i, inputs in waiting.items():
                 begins = runs[i].copy and not (i and runs[i - 1].copy)
-                last = previous if begins else latest.get(ops[i].device, previous)
-                ends_of_last = [*(e for op in last for e in end_of(op)), *due]
-                _hold_back(ops[i], inputs, ends_of_last)
+                ended = before.latest if begins else before.on(ops[i].device)
+                ends = [*(e for op in ended for e in end_of(op)), *put_off, *due]
+                _hold_back(ops[i], inputs, ends)
                 if entries.has_edges[i]:
-                    edges = dict.fromkeys(ends_of_last)
-                    for tensor in ops[i].inputs:
-                        for implied in (tensor.op, *tensor.op.control_inputs):
-                            edges.pop(implied, None)
-                    tf_private.add_control_inputs(ops[i], edges)
-            ended = parts.ending(ended, wave.stop)
-            for device in {op.device for op in ended}:
-                latest[device] = [op for op in ended if op.device == device]
-            previous = ended or previous
+                    _wait(ops[i], ends)
+            put_off = due
+            ended = parts.ending(entries.ends(range(after, wave.stop)), wave.stop)
+            earlier, last = last, last.then(ended)
         self._updates_wait(ops, parts)
 
     def _updates_wait(self, ops: Sequence[tf.Operation], parts: merges.Parts) -> None:
@@ -93,6 +91,29 @@ class Waves(Holding):
                 and parts.may_be_waited_for(reader, place[op])
             ]
             tf_private.add_control_inputs(op, before)
+
+
+class _Ends(NamedTuple):
+    """The ops that end a wave, and with it all waves before.
+
+    Attributes:
+        latest: on any device.
+        by_device: of the last wave with ops on a device, on that device.
+    """
+
+    latest: list[tf.Operation]
+    by_device: dict[str, list[tf.Operation]]
+
+    def on(self, device: str) -> list[tf.Operation]:
+        """Those on a device, or on any if none ran there."""
+        return self.by_device.get(device, self.latest)
+
+    def then(self, ops: list[tf.Operation]) -> _Ends:
+        """Those of the next wave, which ends with `ops`."""
+        by_device = collections.defaultdict(list)
+        for op in ops:
+            by_device[op.device].append(op)
+        return _Ends(ops or self.latest, {**self.by_device, **by_device})
 
 
 class _Entries:
@@ -126,21 +147,13 @@ class _Entries:
         self._after = reading.step.after
         self._before = _made_before(reading, schedule)
 
-    def begin_and_end(self, wave: range) -> tuple[dict[int, list[int]], list[tf.Operation]]:
-        """The entries that begin a wave, with the inputs to delay, and the ops that end it."""
+    def begins(self, wave: range) -> dict[int, list[int]]:
+        """The entries of a wave that wait for none of the others, with the inputs to delay."""
         waiting: dict[int, list[int]] = {}
-        ends = dict.fromkeys(i for i in wave if self.has_edges[i])
         for i in wave:
             op = self.ops[i]
             if self.has_edges[i]:
-                inside = [
-                    j
-                    for j in self._before[i]
-                    if j >= wave.start and self.ops[j].device == op.device
-                ]
-                for j in inside:
-                    ends.pop(j, None)
-                if not any(self.has_edges[j] for j in inside):
+                if not any(self.has_edges[j] for j in self._inside(i, wave)):
                     waiting[i] = _data(op) if calls.calls(op) else []
             elif self._merged[i] and i >= self.first:
                 held = _early(op, self._late, self._factors[i])
@@ -148,11 +161,27 @@ class _Entries:
                     held = self._from_others(op)
                 if held:
                     waiting[i] = held
-                readers = {reader for t in op.outputs for reader in t.consumers()}
-                read_here = any(i in self._before[j] for j in wave)
+        return waiting
+
+    def ends(self, entries: range) -> list[tf.Operation]:
+        """The ops of a range of entries for which none of the others waits."""
+        ends = dict.fromkeys(i for i in entries if self.has_edges[i])
+        for i in entries:
+            if self.has_edges[i]:
+                for j in self._inside(i, entries):
+                    ends.pop(j, None)
+            elif self._merged[i] and i >= self.first:
+                readers = {reader for t in self.ops[i].outputs for reader in t.consumers()}
+                read_here = any(i in self._before[j] for j in entries)
                 if not read_here and readers.isdisjoint(self.edgeless):
                     ends[i] = None
-        return waiting, [self.ops[i] for i in ends]
+        return [self.ops[i] for i in ends]
+
+    def _inside(self, i: int, entries: range) -> list[int]:
+        """Those of some entries that made inputs of entry `i`, on its device."""
+        device = self.ops[i].device
+        made = self._before[i]
+        return [j for j in made if j >= entries.start and self.ops[j].device == device]
 
     def _from_others(self, op: tf.Operation) -> list[int]:
         """The first input of an update that Grappler cannot merge with the op that makes it."""
@@ -198,6 +227,15 @@ def _hold_back(op: tf.Operation, inputs: Iterable[int], before: Iterable[tf.Oper
             late, [other for other in before if other is not op.inputs[i].op]
         )
         tf_private.update_input(op, i, late.outputs[0])
+
+
+def _wait(op: tf.Operation, before: Iterable[tf.Operation]) -> None:
+    """Makes `op` wait for `before`, without edges that others imply."""
+    edges = dict.fromkeys(before)
+    for tensor in op.inputs:
+        for implied in (tensor.op, *tensor.op.control_inputs):
+            edges.pop(implied, None)
+    tf_private.add_control_inputs(op, edges)
 
 
 def _hand_on(tensor: tf.Tensor) -> tf.Operation:

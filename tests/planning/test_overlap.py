@@ -12,15 +12,16 @@ from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from tests.planning.problems import chain, problems
 
 
-def before(step, schedule, wave):
-    """For each entry of a wave, the entries of it that have to run first."""
-    newest, found = {}, {}
-    for i in wave:
-        op = step.ops[schedule[i]]
-        read = {newest[t] for t in op.inputs if t in newest}
+def before(step, schedule):
+    """For each entry of a schedule, the entries that have to run first."""
+    newest, readers, found = {}, {}, []
+    for i, index in enumerate(schedule):
+        op = step.ops[index]
         # A second copy must not come before what reads the first.
-        readers = {j for j in found if set(step.ops[schedule[j]].inputs) & set(op.outputs)}
-        found[i] = read | readers | {newest[t] for t in op.outputs if t in newest}
+        old = {j for t in op.outputs for j in readers.get(t, ())}
+        found.append({newest[t] for t in (*op.inputs, *op.outputs) if t in newest} | old)
+        for t in op.inputs:
+            readers.setdefault(t, set()).add(i)
         newest.update((t, i) for t in op.outputs)
     return found
 
@@ -28,22 +29,28 @@ def before(step, schedule, wave):
 @given(problems(), st.data())
 def test_no_order_within_waves_raises_the_peak(step, data):
     schedule = [int(i) for i in keeping(step, {0, 2, 4})]
-    found = waves(step, schedule, step.forward_count)
-    assert [i for wave in found for i in wave] == list(range(step.forward_count, len(schedule)))
-    other = schedule[: step.forward_count]
-    for wave in found:
-        waiting = before(step, schedule, wave)
-        while waiting:
-            ready = [i for i, first in waiting.items() if not first & waiting.keys()]
-            one = data.draw(st.sampled_from(ready))
-            other.append(schedule[one])
-            del waiting[one]
+    first = step.forward_count
+    found = waves(step, schedule, first)
+    assert [i for wave in found for i in wave.entries] == list(range(first, len(schedule)))
+    waiting = {i: wave.after for wave in found for i in wave.entries}
+    needed = before(step, schedule)
+    other = schedule[:first]
+    while waiting:
+        ended = min(waiting)
+        ready = [
+            i for i, after in waiting.items() if after <= ended and not needed[i] & waiting.keys()
+        ]
+        one = data.draw(st.sampled_from(ready))
+        other.append(schedule[one])
+        del waiting[one]
     assert simulate(step, other).peak <= simulate(step, schedule).peak
 
 
-def test_ops_that_their_data_order_share_waves():
-    step = chain(40)
-    assert [len(wave) for wave in waves(step, range(80), 40)] == [8, 8, 8, 8, 8]
+def test_a_wave_overlaps_with_the_one_before():
+    step = chain(80)
+    found = waves(step, range(160), 80)
+    assert [len(wave.entries) for wave in found] == [32, 32, 16]
+    assert [wave.after for wave in found] == [80, 80, 112]
 
 
 def test_where_memory_is_short_ops_run_one_by_one():
@@ -54,14 +61,15 @@ def test_where_memory_is_short_ops_run_one_by_one():
     tensors = tuple(Tensor(f"{i}:0", size) for i, size in enumerate(sizes))
     step = Problem((*forward, *backward), tensors, frozenset(range(16, 24)))
     found = waves(step, range(16), 8)
-    assert len(found[0]) == 1
-    assert len(found[1]) > 1
+    assert [len(wave.entries) for wave in found[:2]] == [1, 1]
+    assert found[1].after == 9
+    assert found[2].after < found[2].entries.start
 
 
-def test_what_depends_on_time_begins_a_wave():
+def test_what_depends_on_time_waits_for_all_before():
     step = chain(40)
-    assert 75 not in {wave.start for wave in waves(step, range(80), 40)}
-    assert 75 in {wave.start for wave in waves(step, range(80), 40, alone={75})}
+    assert 75 not in {wave.after for wave in waves(step, range(80), 40)}
+    assert 75 in {wave.after for wave in waves(step, range(80), 40, alone={75})}
 
 
 def test_towers_run_ahead_of_one_another_where_nothing_orders_them():
