@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, normalisation
+from memory_saving_gradients.graph import calls, cpu_kernels
 from memory_saving_gradients.graph.devices import Device
 from memory_saving_gradients.graph.shapes import Shapes, stand_in
 from memory_saving_gradients.graph.tf_private import Estimator
@@ -21,6 +22,15 @@ _OUTPUT_SIZES = {
     "Conv2DBackpropFilter": 1,
     "DepthwiseConv2dNativeBackpropInput": 0,
     "DepthwiseConv2dNativeBackpropFilter": 1,
+}
+
+
+# Convolutions of volumes, which the estimator does not know: where they have the kernel and the
+# output of the convolution, or the gradient for it. None is their own output.
+_VOLUMES: dict[str, tuple[int | None, int | None]] = {
+    "Conv3D": (1, None),
+    "Conv3DBackpropInputV2": (1, 2),
+    "Conv3DBackpropFilterV2": (None, 2),
 }
 
 
@@ -54,6 +64,8 @@ def estimate_seconds(
             value = np.asarray(shapes(op.outputs[0]), dtype.as_numpy_dtype)
             inputs[place] = (dtype, sizes, value)
         node = op.node_def
+        if op.type in _VOLUMES:
+            node, inputs = _as_product(op, shapes)
         node.attr.pop("_class", None)
         node.name = node.device = ""
         del node.input[:]
@@ -73,10 +85,24 @@ def estimate_seconds(
         graph_def.versions.CopyFrom(operations[0].graph.graph_def_versions)
         seconds = Estimator(graph_def, sorted(standing_for.values()), device).seconds()
     dearest = max(seconds.values(), default=0.0)
-    slower = normalisation.times_estimate if device["type"] == "CPU" else lambda op: 1.0
+    slower = cpu_kernels.times_estimate if device["type"] == "CPU" else lambda op: 1.0
     return {
         op.name: seconds.get(stands_in.get(op.name, ""), dearest) * slower(op) for op in operations
     }
+
+
+def _as_product(
+    op: tf.Operation, shapes: Shapes
+) -> tuple[tf.compat.v1.NodeDef, list[tuple[tf.DType, list[int], np.ndarray | None]]]:
+    """A product of square matrices that takes as many multiplications as a 3-D convolution."""
+    kernel, output = (
+        shapes(op.outputs[0] if place is None else op.inputs[place]) for place in _VOLUMES[op.type]
+    )
+    multiplications = math.prod(output) * math.prod(kernel[:4])
+    side = max(1, round(multiplications ** (1 / 3)))
+    node = tf.compat.v1.NodeDef(op="MatMul")
+    node.attr["T"].type = op.outputs[0].dtype.as_datatype_enum
+    return node, [(op.outputs[0].dtype, [side, side], None) for _ in range(2)]
 
 
 def _shape_value(tensor: tf.Tensor, shapes: Shapes) -> np.ndarray | None:

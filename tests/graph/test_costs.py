@@ -35,6 +35,28 @@ def test_convolution_gradients_are_estimated_from_their_sizes(graph):
             assert seconds[op.name] == pytest.approx(forward, rel=0.5)
 
 
+def test_convolutions_of_volumes_cost_what_as_many_multiplications_do(graph):
+    x, flat = tf.random.uniform((2, 8, 16, 16, 32)), tf.random.uniform((16, 16, 16, 32))
+    kernel, plane = tf.Variable(tf.ones((3, 3, 3, 32, 32))), tf.ones((9, 3, 32, 32))
+    y, other = tf.nn.conv3d(x, kernel, [1] * 5, "SAME"), tf.nn.conv2d(flat, plane, 1, "SAME")
+    tf.gradients(y, [x, kernel])
+    operations = graph.get_operations()
+    for device in ("cpu", "h100"):
+        seconds = estimate_seconds(operations, Shapes(operations), DEVICES[device])
+        volumes = [seconds[op.name] for op in operations if op.type.startswith("Conv3D")]
+        assert len(volumes) == 3
+        assert volumes == pytest.approx(3 * [seconds[other.op.name]], rel=0.5)
+
+
+def test_slow_kernels_of_a_cpu_cost_more_than_their_bytes(graph):
+    x = tf.random.uniform((4, 16, 16, 8))
+    slow, fast = tf.cumsum(x, 1), tf.nn.leaky_relu(x)
+    operations = graph.get_operations()
+    for device, ratio in (("cpu", 25), ("h100", 1)):
+        seconds = estimate_seconds(operations, Shapes(operations), DEVICES[device])
+        assert seconds[slow.op.name] == pytest.approx(ratio * seconds[fast.op.name], rel=0.2)
+
+
 def test_sizes_that_are_computed_from_the_batch_count(graph):
     x = v1.placeholder(tf.float32, (None, 16, 16, 8))
     kernel = tf.Variable(np.zeros((3, 3, 8, 8), np.float32))
