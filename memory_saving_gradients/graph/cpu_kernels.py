@@ -25,9 +25,9 @@ SLOW: dict[str, float] = {
         12: """Cholesky ExtractImagePatches GatherNd LRN MaxPoolWithArgmax MirrorPad ResizeBicubic
         ResizeBilinearGrad Softplus SparseSoftmaxCrossEntropyWithLogits SparseTensorDenseMatMul
         StridedSliceGrad""",
-        5: """All Any ArgMax Atanh BatchToSpaceND BesselI0e ComplexAbs DynamicStitch Expm1 LogSoftmax
-        MatrixBandPart MatrixTriangularSolve NextAfter RFFT RFFT2D SoftmaxCrossEntropyWithLogits
-        SpaceToBatchND UnsortedSegmentSum""",
+        5: """All Any ArgMax Atanh BatchToSpaceND BesselI0e ComplexAbs DynamicStitch Expm1
+        LogSoftmax MatrixBandPart MatrixTriangularSolve NextAfter RFFT RFFT2D
+        SoftmaxCrossEntropyWithLogits SpaceToBatchND UnsortedSegmentSum""",
         3: """AvgPoolGrad Cos DepthToSpace Elu Pad PadV2 Prod ResizeBilinear
         ResizeNearestNeighborGrad SegmentMean SegmentSum Selu Sin Sum Transpose""",
         2: "BiasAddGrad Max MaxPool Mean Min Slice Split SplitV Tile",

@@ -24,7 +24,7 @@ from scripts.benchmarks.stamp import stamp
 HERE = Path(__file__).resolve().parent
 
 #: Each is a module here, with its sections, and a file of results.
-NAMES = ("kernels models keras_fit planning compare loops pieces eager depth corpus xla").split()
+NAMES = ("models keras_fit planning compare loops pieces eager depth corpus kernels xla").split()
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
