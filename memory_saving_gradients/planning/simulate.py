@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 
@@ -109,7 +110,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Simulation:
     last = np.where(final, len(runs), last)
     live = alive(made, last, size[tensor], len(runs))
     timeline = live + problem.workspaces[runs] - reused
-    cost = float(problem.seconds_of(runs).sum())
+    cost = math.fsum(problem.seconds_of(runs))  # the same in any order
     return Simulation(timeline, live, cost, tensor, made, last, entries, begins)
 
 

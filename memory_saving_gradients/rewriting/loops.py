@@ -29,6 +29,7 @@ from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.rewriting.loop_functions import (
     PARALLEL,
+    PARALLEL_IN_SEGMENT,
     Groups,
     condition_for,
     empty_list,
@@ -260,7 +261,8 @@ def _segment_again(
     def goes_on(carry: Groups) -> tf.Tensor:
         return carry["place"][0] < carry["place"][1]
 
-    results = loop("again", within, like, goes_on, one_round, pair.forward, expected)
+    parallel = PARALLEL_IN_SEGMENT
+    results = loop("again", within, like, goes_on, one_round, pair.forward, expected, parallel)
     return dict(zip(pair.again, results["lists"], strict=True))
 
 

@@ -88,7 +88,7 @@ def copies(graph):
 
 
 def test_copies_read_the_statistics_of_the_first_run(graph):
-    step = build_v1(CifarResNet(20), 4)
+    step = build_v1(CifarResNet(20), 32)  # so large that the statistics hardly count
     gradients(step.loss, step.variables, checkpoints="memory")
     made = copies(graph)
     assert made
