@@ -23,7 +23,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "pooling"])
 @pytest.mark.sweep(3)
 def test_a_default_session_takes_what_was_predicted(name):
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
@@ -35,6 +35,37 @@ def test_a_default_session_takes_what_was_predicted(name):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def pooling(shape, pool):
+    """The measured and the predicted peak of layers of pooling, plain and planned."""
+    import tensorflow as tf
+
+    from memory_saving_gradients import get_plans, gradients_memory, measure
+
+    v1, peaks = tf.compat.v1, []
+    for differentiate in (tf.gradients, gradients_memory):
+        with tf.Graph().as_default() as graph:
+            h = x = v1.placeholder(tf.float32, shape)
+            weights = [tf.Variable(tf.ones(32)) for _ in range(4)]
+            for w in weights:
+                h = pool(h * w, 3, 1, "SAME")
+            grads = differentiate(tf.reduce_sum(h**2), weights)
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                feed = {x: np.ones(shape)}
+                session.run(grads, feed)
+                peaks.append(measure.session_peak(session, grads, feed))
+            plans = get_plans(graph)
+    assert peaks == pytest.approx([plans[0].baseline_peak_bytes, plans[0].peak_bytes], rel=0.01)
+
+
+def poolings():
+    """oneDNN keeps where the maxima are, a byte per element."""
+    import tensorflow as tf
+
+    pooling((16, 32, 32, 32), tf.nn.max_pool2d)
+    pooling((16, 16, 8, 8, 32), tf.nn.max_pool3d)
 
 
 def main(name):
@@ -108,4 +139,4 @@ def main(name):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    poolings() if sys.argv[1] == "pooling" else main(sys.argv[1])

@@ -31,7 +31,7 @@ class Executor(Runtime):
         return kernels.untouched(op, shape) if self._on_cpu(op) else 0
 
     def untold_bytes(self, op: tf.Operation, output: int, shape: ShapeOf) -> int:
-        return kernels.reserve_bytes(op, output, shape) if self._on_cpu(op) else 0
+        return kernels.untold_bytes(op, output, shape) if self._on_cpu(op) else 0
 
     def within(self, op: tf.Operation) -> Runtime:
         return Xla(self.device) if calls.is_compiled(op) else self

@@ -44,8 +44,9 @@ def workspace(op: tf.Operation, shape: ShapeOf) -> int:
     """
     size = op.outputs[0].dtype.size if op.outputs else 0
     if op.type == "MaxPoolGrad":
-        # The maxima of all windows once more, and their positions as int64.
-        return math.prod(shape(op.inputs[1])) * (size + 8)
+        # The maxima of all windows once more, and their positions as int64. oneDNN keeps them.
+        onednns = onednn_enabled() and op.outputs[0].dtype in _REGISTERS
+        return 0 if onednns else math.prod(shape(op.inputs[1])) * (size + 8)
     images = _unrolled(op, shape)
     if images is not None:
         return min(images.at_once, images.batch) * images.bytes
@@ -191,7 +192,27 @@ def _cache_for_volumes() -> int:
     return at_once * work * 4 // 2**19 * 2**19
 
 
-def reserve_bytes(op: tf.Operation, output: int, shape: ShapeOf) -> int:
+def untold_bytes(op: tf.Operation, output: int, shape: ShapeOf) -> int:
+    """Bytes of an output that holds more than its static shape tells; else 0."""
+    return _pooled_bytes(op, shape) or _reserve_bytes(op, output, shape)
+
+
+def _pooled_bytes(op: tf.Operation, shape: ShapeOf) -> int:
+    """Bytes of what oneDNN's maximum pooling makes; 0 for other ops.
+
+    Its kernel keeps the place of each maximum for the gradient, a byte per element, as another
+    output (`mkl_maxpooling_op.cc`).
+    """
+    if op.type not in ("MaxPool", "MaxPool3D") or not onednn_enabled():
+        return 0
+    pooled = op.outputs[0]
+    for_gradient = any(reader.type == f"{op.type}Grad" for reader in pooled.consumers())
+    if pooled.dtype not in _REGISTERS or not for_gradient:
+        return 0
+    return math.prod(shape(pooled)) * (pooled.dtype.size + 1)
+
+
+def _reserve_bytes(op: tf.Operation, output: int, shape: ShapeOf) -> int:
     """Bytes of the output of a batch normalisation that has no static shape, kept for its gradient.
 
     oneDNN's kernel fuses the ReLU behind it (`remapper.cc`) and keeps a mask of it: a bit per
