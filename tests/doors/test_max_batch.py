@@ -119,7 +119,7 @@ def test_a_batch_between_two_that_were_read_is_on_their_line():
     assert size.items() <= {t.name: t.bytes for t in found.tensors}.items()
     ours = {op.name: op for op in found.ops}
     for op in between.ops:
-        assert ours[op.name].cost == pytest.approx(op.cost, rel=0.05, abs=1e-6)
+        assert ours[op.name].cost == pytest.approx(op.cost, abs=2e-6)
     assert plain_peak(found) == pytest.approx(plain_peak(between), rel=0.1)
 
 
