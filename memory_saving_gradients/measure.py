@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.graph.traced import traced_nodes
+from memory_saving_gradients.graph.traced import traced
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.runtimes import kernels
 
@@ -53,7 +53,7 @@ def session_events(
         kernel allocates and never writes to: it does not become resident.
     """
     with _large_blocks_apart():
-        nodes = traced_nodes(session, fetches, feed_dict)
+        nodes = traced(session, fetches, feed_dict).nodes
     shape_of = _shapes(nodes, feed_dict or {})
     events = [
         Event(record.alloc_micros, size, node.node_name)

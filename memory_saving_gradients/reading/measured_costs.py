@@ -16,7 +16,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, tf_private
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.tf_private import Refusal
-from memory_saving_gradients.graph.traced import traced_nodes
+from memory_saving_gradients.graph.traced import traced
 from memory_saving_gradients.reading.backward import BackwardPass
 
 # The number of traced runs, of which the fastest counts, after one run to warm up.
@@ -65,9 +65,11 @@ def measure_ops(
         fetches = [end.op if isinstance(end, tf.Tensor) else end for end in ends]
         session.run(fetches, fed)
         for _ in range(_RUNS):
-            for node in traced_nodes(session, fetches, fed):
+            trace = traced(session, fetches, fed)
+            for node in trace.nodes:
                 name = node.node_name
-                seconds = (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9
+                on_cpu = (node.op_end_rel_nanos - node.op_start_rel_nanos) * 1e-9
+                seconds = trace.kernel_seconds.get(name, on_cpu)
                 times[name] = min(seconds, times.get(name, seconds))
                 workspaces[name] = max(workspaces[name], _scratch(node))
     return {name: Measured(seconds, workspaces[name]) for name, seconds in times.items()}

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds
 from memory_saving_gradients.graph.tf_private import onednn_enabled
-from memory_saving_gradients.graph.traced import traced_nodes
+from memory_saving_gradients.graph.traced import traced
 from memory_saving_gradients.runtimes.runtime import ShapeOf
 
 # The cache sizes by which the convolution kernels split their work, in bytes. They are those that
@@ -180,7 +180,7 @@ def _cache_for_volumes() -> int:
     config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     with tf.compat.v1.Session(graph=graph, config=config) as session:
-        nodes = traced_nodes(session, "probe")
+        nodes = traced(session, "probe").nodes
     at_once = max(
         record.alloc_bytes // (side**3 * 4)
         for node in nodes

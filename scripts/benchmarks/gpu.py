@@ -1,8 +1,9 @@
-"""Peaks and times on the GPU that is there, in at most eight minutes.
+"""Peaks and times on the GPU that is there, in about eight minutes.
 
 `python -m scripts.benchmarks.gpu` trains three networks plainly and with recomputation, with and
-without XLA, and writes `gpu.json`, with the device and the versions. Without a GPU it takes small
-networks, and says so. Send us the file: no GPU has been at hand here.
+without XLA, compares their gradients bit by bit, and trains a batch that does not fit plainly. It
+writes `gpu.json`, with the device and the versions. Without a GPU it takes small networks, and says
+so.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.measure import StepPeak
-from scripts.benchmarks.common import Step, measure_ways
+from scripts.benchmarks.common import Step, measure_ways, timed
 from scripts.benchmarks.fresh import fresh
 from scripts.benchmarks.stamp import stamp
 from test_models import GPT, Model, ResNet50, UNet
-
-#: Seconds after which no further network is begun.
-MOST_SECONDS = 8 * 60
 
 #: The networks and their batches: on a GPU, and small ones.
 MODELS: dict[str, tuple[Callable[[], Model], int]] = {
@@ -42,20 +43,26 @@ SMALL: dict[str, tuple[Callable[[], Model], int]] = {
     "U-Net, 32 px, batch 4": (functools.partial(UNet, size=32, width=8, levels=2), 4),
 }
 
+#: How many times its batch the first network trains beyond what the GPU holds plainly.
+BEYOND = 24
+
+#: Costs estimated for the GPU that is there.
+LOCAL = 'memory, device="local"'
+
 #: way: the options of the tape; None for TensorFlow's own.
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "memory": {"checkpoints": "memory"},
+    LOCAL: {"checkpoints": "memory", "device": "local"},
     "speed": {"checkpoints": "speed"},
     "budget 0.5": {"memory_budget": 0.5},
 }
 
 
-def build(label: str, way: str, jit: bool) -> Step:
-    """A network's training step, and the peak of its third run."""
-    make, batch = (MODELS | SMALL)[label]
-    model, options = make(), WAYS[way]
-    inputs = [tf.constant(array) for array in model.example(batch)]
+def differentiated(
+    model: Model, options: dict[str, Any] | None, jit: bool
+) -> tf.types.experimental.PolymorphicFunction:
+    """A function of a batch that returns the loss and the gradients."""
 
     @tf.function(jit_compile=jit, autograph=False)
     def step(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -64,6 +71,18 @@ def build(label: str, way: str, jit: bool) -> Step:
         found = tape.gradient(loss, model.variables)
         return [loss, *(tf.convert_to_tensor(grad) for grad in found if grad is not None)]
 
+    return step
+
+
+def build(label: str, way: str, jit: bool, times_batch: int = 1) -> Step:
+    """A network's training step, and the peak of its third run."""
+    began = time.monotonic()
+    make, batch = (MODELS | SMALL)[label]
+    model = make()
+    step = differentiated(model, WAYS[way], jit)
+    inputs = [tf.constant(array) for array in model.example(batch)]
+    inputs = [tf.concat([each] * times_batch, 0) for each in inputs]
+
     def run() -> Any:
         return step(*inputs)[0].numpy()
 
@@ -71,12 +90,55 @@ def build(label: str, way: str, jit: bool) -> Step:
     run()
     meter = StepPeak()
     run()
+    print(f"{label}, {way}, {jit=}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     return Step(run, meter.bytes(), next(reversed(msg.get_plans(step)), None))
 
 
-def measured(label: str, jit: bool) -> dict[str, dict]:
-    """Peak, prediction and time of each way on one network."""
-    return measure_ways({way: functools.partial(build, label, way, jit) for way in WAYS})
+def measured(label: str) -> dict[str, dict[str, dict]]:
+    """Peak, prediction and time of each way on one network, with and without XLA."""
+    found = {}
+    for name, jit in (("XLA", True), ("graph", False)):
+        ways = {way: functools.partial(build, label, way, jit) for way in WAYS}
+        if jit:
+            del ways[LOCAL]
+        found[name] = measure_ways(ways)
+    return found
+
+
+def unequal(label: str) -> dict[str, int]:
+    """How many gradients of each way differ from the plain ones in a bit, without XLA."""
+    tf.config.experimental.enable_op_determinism()
+    make, batch = (MODELS | SMALL)[label]
+    model = make()
+    inputs = [tf.constant(array) for array in model.example(batch)]
+    found = {
+        way: [each.numpy() for each in differentiated(model, options, jit=False)(*inputs)]
+        for way, options in WAYS.items()
+    }
+    return {
+        way: sum(
+            not np.array_equal(one, other) for one, other in zip(ours, found["plain"], strict=True)
+        )
+        for way, ours in found.items()
+    }
+
+
+def unequal_gradients(labels: Sequence[str]) -> dict[str, dict[str, int]]:
+    """`unequal` of each network."""
+    return {label: unequal(label) for label in labels}
+
+
+def beyond(label: str) -> dict[str, dict]:
+    """Peak and time of a batch that is `BEYOND` times as large, without XLA."""
+    found: dict[str, dict] = {}
+    for way in ("plain", "memory"):
+        try:
+            step = build(label, way, False, BEYOND)
+        except tf.errors.ResourceExhaustedError:
+            found[way] = {"error": "out of memory"}
+        else:
+            found[way] = {"peak_bytes": step.peak_bytes, **timed({way: step.run}, way)[way]}
+    return found
 
 
 def device() -> str:
@@ -88,23 +150,34 @@ def device() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.benchmarks.gpu", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--seconds", type=float, default=480, help="begin nothing after this time")
     options = parser.parse_args(arguments)
     name = fresh(device)  # a process that holds the GPU would leave no room for others
     print(name or "there is no GPU: small networks, on the processor")
     content: dict[str, Any] = stamp() | {"device": name or "cpu", "results": {}}
     began = time.monotonic()
-    for label in MODELS if name else SMALL:
-        for jit in (False, True):
-            if time.monotonic() - began > MOST_SECONDS:
-                print(f"{label}: left out, as the time is up")
-                continue
-            row = fresh(measured, label, jit)
-            content["results"].setdefault(label, {})["compiled" if jit else "graph"] = row
-            options.output.write_text(json.dumps(content, indent=1) + "\n")
-            for way, found in row.items():
-                peak, ratio = found.get("peak_bytes", 0) / 1e6, found.get("time_ratio", 0.0)
-                said = found.get("error") or f"{peak:,.0f} MB, {ratio:.2f}x the time"
-                print(f"{label}{', XLA' if jit else ''}, {way}: {said}", flush=True)
+    for part, measure in parts(bool(name)).items():
+        if time.monotonic() - began > options.seconds:
+            print(f"{part}: left out, as the time is up")
+            continue
+        try:
+            content["results"][part] = fresh(measure)
+        except subprocess.CalledProcessError as error:
+            content["results"][part] = {"error": f"the process failed: {error.returncode}"}
+        options.output.write_text(json.dumps(content, indent=1) + "\n")
+        print(f"{part}, at {time.monotonic() - began:.0f} s")
+        print(json.dumps(content["results"][part], indent=1), flush=True)
+
+
+def parts(on_gpu: bool) -> dict[str, functools.partial]:
+    """What is measured, by its name in the results."""
+    labels = [*(MODELS if on_gpu else SMALL)]
+    first, *others = labels
+    found: dict[str, functools.partial] = {first: functools.partial(measured, first)}
+    if on_gpu:
+        found[f"{first}, times {BEYOND}"] = functools.partial(beyond, first)
+    found["unequal gradients"] = functools.partial(unequal_gradients, labels)
+    return found | {label: functools.partial(measured, label) for label in others}
 
 
 if __name__ == "__main__":

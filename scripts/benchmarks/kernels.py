@@ -16,7 +16,7 @@ from memory_saving_gradients.graph import cpu_kernels
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.devices import DEVICES
 from memory_saving_gradients.graph.shapes import Shapes
-from memory_saving_gradients.graph.traced import traced_nodes
+from memory_saving_gradients.graph.traced import traced
 from scripts.benchmarks.common import Section
 
 v1 = tf.compat.v1
@@ -216,7 +216,7 @@ def _seconds(ops: Iterable[tf.Operation]) -> dict[str, float]:
         for op in ops:
             session.run(op)
             for _ in range(_RUNS):
-                for node in traced_nodes(session, op):
+                for node in traced(session, op).nodes:
                     if node.node_name == op.name:
                         nanoseconds = node.op_end_rel_nanos - node.op_start_rel_nanos
                         taken[op.name].append(1e-9 * nanoseconds)
