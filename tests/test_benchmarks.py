@@ -181,12 +181,34 @@ def test_misses_of_the_hard_graphs_are_named():
 
 @pytest.mark.slow
 def test_the_benchmark_for_gpus_runs_without_one(tmp_path, capsys):
-    gpu.main(["--output", str(tmp_path / "gpu.json")])
+    gpu.main(["--output", str(tmp_path / "gpu.json"), "--seconds", "3600"])
     assert "there is no GPU" in capsys.readouterr().out
-    content = json.loads((tmp_path / "gpu.json").read_text())
-    assert [*content["results"]] == [*gpu.SMALL]
-    for row in content["results"].values():
-        for ways in row.values():
-            assert [*ways] == [*gpu.WAYS]
+    found = json.loads((tmp_path / "gpu.json").read_text())["results"]
+    unequal = found.pop("unequal gradients")
+    assert [*found] == [*unequal] == [*gpu.SMALL]
+    for modes in found.values():
+        assert [*modes["graph"]] == [*gpu.WAYS]
+        for ways in modes.values():
             assert ways["memory"]["peak_bytes"] > 0
             assert ways["memory"]["time_ratio"] > 0
+
+
+def test_what_a_gpu_did():
+    def found(size, **more):
+        return {"peak_bytes": size, "predicted_bytes": 0.9 * size, "time_ratio": 1.2} | more
+
+    ways = {"plain": found(1e9), "memory": found(2e8), "speed": found(5e8)}
+    ways["budget 0.5"] = found(4.9e8, budget_bytes=5e8)
+    too_large = {"plain": {"error": "out of memory"}, "memory": found(6e9, seconds=1.5)}
+    results = {"net": {"XLA": ways, "graph": ways}, "net, times 24": too_large}
+    *_, one, two = tables.gpu_table(results).splitlines()
+    cells = "1,000 MB | 200 MB (5.0×) at 1.20× | 500 MB (2.0×) at 1.20× | 0.98 at 1.20× |"
+    assert one == f"| net, XLA | {cells} 180 / 200 (-10.0%) |"
+    assert two.startswith("| net, without XLA |")
+    said = notes.gpu(
+        {"device": "card", "commit": "abc", "versions": {"tensorflow": "2"}, "results": results}
+    )
+    assert said.endswith(
+        "net, times 24, without XLA: out of memory plainly, 6,000 MB and 1.50 s a step with "
+        "`memory`."
+    )

@@ -164,6 +164,25 @@ def xla(results: dict) -> str:
     )
 
 
+def gpu(file: dict) -> str:
+    """What ran on which GPU, and a batch that does not fit plainly."""
+    lines = [
+        f"Measured on an {file['device']}, TensorFlow {file['versions']['tensorflow']}, at commit "
+        f"{file['commit']}. A peak is what TensorFlow's allocator counts, results included."
+    ]
+    for part, ways in file["results"].items():
+        if "memory" in ways:
+            plain, ours = (
+                found.get("error", f"{found.get('peak_bytes', 0) / 1e6:,.0f} MB")
+                for found in (ways["plain"], ways["memory"])
+            )
+            lines.append(
+                f"{part}, without XLA: {plain} plainly, {ours} and "
+                f"{ways['memory']['seconds']:.2f} s a step with `memory`."
+            )
+    return "\n\n".join(lines)
+
+
 def depth(results: dict) -> str:
     """The deepest network, in the memory that the shallowest takes plainly."""
     rows = results["sweeps"]["deep"]["rows"]

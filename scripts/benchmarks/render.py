@@ -36,8 +36,9 @@ def read(name: str) -> dict:
 def texts(files: dict[str, dict], mixed: bool) -> dict[str, str]:
     """What goes between the marks of the pages."""
     results = {name: file["results"] for name, file in files.items()}
+    taken = notes.taken({name: files[name] for name in NAMES}, mixed)
     return {
-        "machine": f"{notes.machine(files['models'])} {notes.taken(files, mixed)}",
+        "machine": f"{notes.machine(files['models'])} {taken}",
         "few": tables.few_table(results["models"]),
         "compare": tables.compare_table(results["compare"]),
         "compare notes": notes.compare(results["compare"]),
@@ -48,6 +49,8 @@ def texts(files: dict[str, dict], mixed: bool) -> dict[str, str]:
         "keras notes": notes.keras(files["keras_fit"]),
         "xla": tables.xla_table(results["xla"]),
         "xla notes": notes.xla(results["xla"]),
+        "gpu": tables.gpu_table(results["gpu"]),
+        "gpu notes": notes.gpu(files["gpu"]),
         "depth": notes.depth(results["depth"]),
         "predictions": tables.predictions_table(results["models"]),
         "planning": notes.planning(results["models"], results["planning"]),
@@ -74,9 +77,9 @@ def main() -> None:
         "--mixed", action="store_true", help="results of several commits; the page says which"
     )
     mixed = parser.parse_args().mixed
-    files = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in NAMES}
+    files = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in (*NAMES, "gpu")}
     filled = texts(files, mixed)
-    for name in ("results", "by-hand", "loops", "pieces"):
+    for name in ("results", "by-hand", "loops", "pieces", "gpu"):
         fill(DOCS / f"{name}.md", filled)
     fill(ROOT / "README.md", filled)
     resnet = plan_of(CifarResNet(56), 128)

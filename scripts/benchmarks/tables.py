@@ -66,6 +66,19 @@ def beside(plain: str, way: str) -> Callable[[dict], str]:
     return shown
 
 
+def kept(budget: str) -> Callable[[dict], str]:
+    """A peak as a share of its budget, and its time against plain."""
+
+    def shown(row: dict) -> str:
+        found = row[f"budget {budget}"]
+        if "error" in found:
+            return "cannot be met"
+        share = found["peak_bytes"] / found["budget_bytes"]
+        return f"{share:.2f} at {found['time_ratio']:.2f}×"
+
+    return shown
+
+
 #: One model for each kind of network: what README shows.
 FEW = (
     "ResNet-50, 224 px, batch 8",
@@ -88,17 +101,6 @@ def few_table(results: dict) -> str:
 
 def models_table(results: dict) -> str:
     """Both strategies and the budgets on every test model."""
-
-    def kept(budget: str) -> Callable[[dict], str]:
-        def shown(row: dict) -> str:
-            found = row[f"budget {budget}"]
-            if "error" in found:
-                return "cannot be met"
-            share = found["peak_bytes"] / found["budget_bytes"]
-            return f"{share:.2f} at {found['time_ratio']:.2f}×"
-
-        return shown
-
     columns = [
         Column("model", label),
         Column("`tf.gradients`", megabytes("tf.gradients"), "{:,.0f} MB"),
@@ -108,19 +110,21 @@ def models_table(results: dict) -> str:
     return table(labelled(results["models"]), columns)
 
 
+def predicted(way: str) -> Callable[[dict], str]:
+    """A predicted peak, and the measured one."""
+
+    def shown(row: dict) -> str:
+        said, peak = row[way]["predicted_bytes"], row[way]["peak_bytes"]
+        error = round(said / peak - 1, 3) + 0.0  # no -0.0
+        return f"{said / 1e6:,.0f} / {peak / 1e6:,.0f} ({error:+.1%})"
+
+    return shown
+
+
 def predictions_table(results: dict) -> str:
     """Predicted against measured peaks."""
-
-    def both(way: str) -> Callable[[dict], str]:
-        def shown(row: dict) -> str:
-            predicted, peak = row[way]["predicted_bytes"], row[way]["peak_bytes"]
-            error = round(predicted / peak - 1, 3) + 0.0  # no -0.0
-            return f"{predicted / 1e6:,.0f} / {peak / 1e6:,.0f} ({error:+.1%})"
-
-        return shown
-
     ways = ("tf.gradients", "memory", "speed")
-    columns = [Column("model", label), *(Column(f"`{way}`", both(way)) for way in ways)]
+    columns = [Column("model", label), *(Column(f"`{way}`", predicted(way)) for way in ways)]
     return table(labelled(results["models"]), columns)
 
 
@@ -287,6 +291,24 @@ def xla_table(results: dict) -> str:
         Column("step", label),
         Column("plain", megabytes("tf.gradients", "bytes"), "{:,.0f} MB"),
         *(Column(heading, shown(way, plain)) for way, (heading, plain) in XLA.items()),
+    ]
+    return table(rows, columns)
+
+
+def gpu_table(results: dict) -> str:
+    """Peaks, times and predictions of training steps on a GPU."""
+    rows = [
+        {"label": f"{network}, {'XLA' if mode == 'XLA' else 'without XLA'}"} | ways
+        for network, modes in results.items()
+        for mode, ways in modes.items()
+        if mode in ("XLA", "graph")
+    ]
+    columns = [
+        Column("step", label),
+        Column("plain", megabytes("plain"), "{:,.0f} MB"),
+        *(Column(f"`{way}`", beside("plain", way)) for way in ("memory", "speed")),
+        Column("budget 0.5", kept("0.5")),
+        Column("`memory`, predicted / measured", predicted("memory")),
     ]
     return table(rows, columns)
 
