@@ -35,8 +35,8 @@ _INPUT_SHAPE: dict[str, Any] = {
 
 _DEVICE: dict[str, Any] = {
     "choices": [*DEVICES, LOCAL],
-    "default": "cpu",
-    "help": "the device to plan for, and whose memory is told; on a GPU, Keras compiles with XLA",
+    "help": "the device to plan for, and whose memory is told (this machine's GPU, else cpu); on a "
+    "GPU, Keras compiles with XLA",
 }
 
 

@@ -35,7 +35,7 @@ def gradients(
     max_recompute: int | None = None,
     plan: Plan | str | os.PathLike[str] | None = None,
     plan_cache: str | os.PathLike[str] | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     cost_model: str = "analytical",
     batch_size: BatchSize = None,
     verify: bool = False,
@@ -85,9 +85,9 @@ def gradients(
             instead of planned; a new one is stored there. It serves later runs: within one process
             a step that is traced again is not planned again anyway.
         device: the device to estimate costs for: "cpu", "t4", "v100", "a100", "h100", or "local"
-            for this machine's own device. Under XLA it is also the device for which the step is
-            compiled to check a budget; the named GPUs need the extra `xla-gpu` for that, else the
-            budget is only checked by prediction.
+            for this machine's own device; by default its first GPU, else "cpu". Under XLA it is
+            also the device for which the step is compiled to check a budget; the named GPUs need
+            the extra `xla-gpu` for that, else the budget is only checked by prediction.
         cost_model: "analytical" uses TensorFlow's estimate of each op for `device`; "measured" runs
             the plain step a few times with stand-ins for inputs and variables, and measures each
             op's time and scratch space.

@@ -76,7 +76,7 @@ class MaxBatch:
 
 
 def max_batch(
-    model_or_step: Any, memory: int | str, example: Any = None, *, device: str = "cpu"
+    model_or_step: Any, memory: int | str, example: Any = None, *, device: str | None = None
 ) -> MaxBatch:
     """The largest batch that fits into a given memory, plain and with recomputation.
 

@@ -12,10 +12,16 @@ from memory_saving_gradients.graph.tf_private import local_devices
 Device: TypeAlias = dict[str, int | str | dict[str, str]]
 
 
+#: How many multiply-adds one multiprocessor does in a cycle, by its architecture, as multiples of
+#: the 64 that TensorFlow's estimator assumes. On an A100, an H100 and a B200 these are the tensor
+#: cores, which multiply float32 as TF32 by default; kernels reach about half of their rate.
+_TIMES_64 = {"8.0": 4, "8.6": 2, "8.9": 2, "9.0": 8, "10.0": 16}
+
+
 def _gpu(multiprocessors: int, mhz: int, architecture: str, gb_per_second: int) -> Device:
     return {
         "type": "GPU",
-        "num_cores": multiprocessors,
+        "num_cores": multiprocessors * _TIMES_64.get(architecture, 1),
         "frequency": mhz,
         "bandwidth": gb_per_second * 10**6,
         "environment": {"architecture": architecture},
@@ -24,7 +30,6 @@ def _gpu(multiprocessors: int, mhz: int, architecture: str, gb_per_second: int) 
 
 #: One core of a common processor, and GPUs by their data sheets. TensorFlow's estimator assumes one
 #: multiply-add a cycle for a CPU core, so a core whose vector units do 32 is described as 32 cores.
-#: It assumes 64 for a multiprocessor of a GPU, so each of an H100, which does 128, counts as two.
 DEVICES: dict[str, Device] = {
     "cpu": {
         "type": "CPU",
@@ -38,7 +43,7 @@ DEVICES: dict[str, Device] = {
     "t4": _gpu(40, 1590, "7.5", 320),
     "v100": _gpu(80, 1530, "7.0", 900),
     "a100": _gpu(108, 1410, "8.0", 1555),
-    "h100": _gpu(2 * 132, 1830, "9.0", 3350),
+    "h100": _gpu(132, 1830, "9.0", 3350),
 }
 
 #: The memory of the GPUs, in bytes, by their data sheets; of two variants the smaller one.
@@ -48,9 +53,14 @@ MEMORY_BYTES = {"t4": 16 * 10**9, "v100": 16 * 10**9, "a100": 40 * 10**9, "h100"
 LOCAL = "local"
 
 
+def usual() -> str:
+    """What costs are estimated for by default: this machine's first GPU, else a common CPU."""
+    return LOCAL if tf.config.list_physical_devices("GPU") else "cpu"
+
+
 def check_device(device: object) -> None:
-    """Raises a ValueError if `device` names no known device."""
-    if device != LOCAL and device not in DEVICES:
+    """Raises a ValueError if `device` names no known device, and is not None."""
+    if device is not None and device != LOCAL and device not in DEVICES:
         known = ", ".join(f'"{name}"' for name in [*DEVICES, LOCAL])
         raise ValueError(f"device must be one of {known}; got {device!r}")
 
@@ -59,7 +69,11 @@ def described(device: str) -> Device:
     """The description of a device by its name."""
     if device != LOCAL:
         return DEVICES[device]
-    return max(local_devices(), key=lambda properties: properties["type"] == "GPU")
+    found = max(local_devices(), key=lambda properties: properties["type"] == "GPU")
+    if found["type"] == "GPU":
+        times = _TIMES_64.get(found.get("environment", {}).get("architecture", ""), 1)
+        return found | {"num_cores": found["num_cores"] * times}
+    return found
 
 
 def local_gpu_bytes() -> int | None:

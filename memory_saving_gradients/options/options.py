@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph.devices import check_device
+from memory_saving_gradients.graph.devices import check_device, usual
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes
 from memory_saving_gradients.options.budgets import OfDevice, parse_budget
 from memory_saving_gradients.options.checkpoints_argument import (
@@ -34,7 +34,7 @@ class MoreOptions(TypedDict, total=False):
     max_recompute: int | None
     plan: Plan | str | os.PathLike[str] | None
     plan_cache: str | os.PathLike[str] | None
-    device: str
+    device: str | None
     cost_model: str
     batch_size: BatchSize
     verify: bool
@@ -105,7 +105,7 @@ class Options:
     max_recompute: int | None = None
     plan: Plan | str | os.PathLike[str] | None = None
     plan_cache: str | os.PathLike[str] | None = None
-    device: str = "cpu"
+    device: str | None = None
     cost_model: str = "analytical"
     batch_size: BatchSize = None
     verify: bool = False
@@ -193,7 +193,7 @@ class Options:
             None,
             most_runs=_most_runs(self.max_recompute),
             plan_cache=None if self.plan_cache is None else Path(self.plan_cache),
-            device=self.device,
+            device=self.device or usual(),
             cost_model=self.cost_model,
             sizes=sizes,
             verify=self.verify,

@@ -45,7 +45,7 @@ def in_bytes(request: Request, reading: Reading) -> int | None:
     return left
 
 
-def device_bytes(device: str = "cpu") -> tuple[int, int | None]:
+def device_bytes(device: str | None = None) -> tuple[int, int | None]:
     """The memory of the device of a step, and how much of it is in use, in bytes.
 
     The device is the GPU that is named, else the first GPU of this machine. Without a GPU it is the

@@ -46,14 +46,14 @@ SMALL: dict[str, tuple[Callable[[], Model], int]] = {
 #: How many times its batch the first network trains beyond what the GPU holds plainly.
 BEYOND = 24
 
-#: Costs estimated for the GPU that is there.
-LOCAL = 'memory, device="local"'
+#: Costs estimated for a processor.
+CPU_COSTS = 'memory, device="cpu"'
 
 #: way: the options of the tape; None for TensorFlow's own.
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "memory": {"checkpoints": "memory"},
-    LOCAL: {"checkpoints": "memory", "device": "local"},
+    CPU_COSTS: {"checkpoints": "memory", "device": "cpu"},
     "speed": {"checkpoints": "speed"},
     "budget 0.5": {"memory_budget": 0.5},
 }
@@ -100,7 +100,7 @@ def measured(label: str) -> dict[str, dict[str, dict]]:
     for name, jit in (("XLA", True), ("graph", False)):
         ways = {way: functools.partial(build, label, way, jit) for way in WAYS}
         if jit:
-            del ways[LOCAL]
+            del ways[CPU_COSTS]
         found[name] = measure_ways(ways)
     return found
 
