@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from memory_saving_gradients.graph.tf_private import local_devices
 
 #: `DeviceProperties` fields: clock in MHz, caches and memory in bytes, bandwidth in kB/s.
-Device: TypeAlias = dict[str, int | str | dict[str, str]]
+Device: TypeAlias = dict[str, Any]
 
 
 #: How many multiply-adds one multiprocessor does in a cycle, by its architecture, as multiples of
@@ -21,7 +21,7 @@ _TIMES_64 = {"8.0": 4, "8.6": 2, "8.9": 2, "9.0": 8, "10.0": 16}
 def _gpu(multiprocessors: int, mhz: int, architecture: str, gb_per_second: int) -> Device:
     return {
         "type": "GPU",
-        "num_cores": multiprocessors * _TIMES_64.get(architecture, 1),
+        "num_cores": multiprocessors,
         "frequency": mhz,
         "bandwidth": gb_per_second * 10**6,
         "environment": {"architecture": architecture},
@@ -66,14 +66,16 @@ def check_device(device: object) -> None:
 
 
 def described(device: str) -> Device:
-    """The description of a device by its name."""
-    if device != LOCAL:
-        return DEVICES[device]
-    found = max(local_devices(), key=lambda properties: properties["type"] == "GPU")
-    if found["type"] == "GPU":
-        times = _TIMES_64.get(found.get("environment", {}).get("architecture", ""), 1)
-        return found | {"num_cores": found["num_cores"] * times}
-    return found
+    """The description of a device by its name, as TensorFlow's estimator should see it."""
+    if device == LOCAL:
+        found = max(local_devices(), key=lambda properties: properties["type"] == "GPU")
+    else:
+        found = DEVICES[device]
+    if found["type"] != "GPU":
+        return found
+    architecture = found.get("environment", {}).get("architecture")
+    times = _TIMES_64.get(architecture, 1)
+    return found | {"num_cores": times * found["num_cores"]}
 
 
 def local_gpu_bytes() -> int | None:
