@@ -1,9 +1,10 @@
-"""Peaks and times on the GPU that is there, in about eight minutes.
+"""Peaks and times on the GPU that is there, in about ten minutes.
 
 `python -m scripts.benchmarks.gpu` trains three networks plainly and with recomputation, with and
-without XLA, compares their gradients bit by bit, and trains a batch that does not fit plainly. It
-writes `gpu.json`, with the device and the versions. Without a GPU it takes small networks, and says
-so.
+without XLA, and one by Keras's `fit`, compares gradients bit by bit, and trains a batch that does
+not fit plainly. Where JAX is installed for the GPU, two of the networks are trained by
+`jax.checkpoint`, too. It writes `gpu.json`, with the device and the versions. Without a GPU it
+takes small networks, and says so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,13 +22,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.measure import StepPeak
 from scripts.benchmarks.common import Step, measure_ways, timed
-from scripts.benchmarks.fresh import fresh
+from scripts.benchmarks.fresh import ROOT, fresh
 from scripts.benchmarks.stamp import stamp
 from test_models import GPT, Model, ResNet50, UNet
 
@@ -47,14 +51,17 @@ SMALL: dict[str, tuple[Callable[[], Model], int]] = {
 #: How many times its batch the first network trains beyond what the GPU holds plainly.
 BEYOND = 24
 
-#: Costs estimated for a processor.
-CPU_COSTS = 'memory, device="cpu"'
+#: Keras's ResNet-50 and its batch: on a GPU, and a small one.
+FIT = {"Keras fit, ResNet-50, mixed_float16, 224 px, batch 64": (224, 64)}
+SMALL_FIT = {"Keras fit, ResNet-50, mixed_float16, 32 px, batch 4": (32, 4)}
+
+#: The networks that JAX trains, too, by their names in `peers_jax`.
+IN_JAX = {"ResNet-50, 224 px, batch 64": "resnet50", "GPT, 12 layers, batch 8": "gpt12"}
 
 #: way: the options of the tape; None for TensorFlow's own.
 WAYS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "memory": {"checkpoints": "memory"},
-    CPU_COSTS: {"checkpoints": "memory", "device": "cpu"},
     "speed": {"checkpoints": "speed"},
     "budget 0.5": {"memory_budget": 0.5},
 }
@@ -87,23 +94,62 @@ def build(label: str, way: str, jit: bool, times_batch: int = 1) -> Step:
     def run() -> Any:
         return step(*inputs)[0].numpy()
 
+    peak = peak_of_third(run)
+    print(f"{label}, {way}, {jit=}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return Step(run, peak, next(reversed(msg.get_plans(step)), None))
+
+
+def peak_of_third(run: Callable[[], Any]) -> int:
+    """The peak of a step's third run: what is made once is there by then."""
     run()
     run()
     meter = StepPeak()
     run()
-    print(f"{label}, {way}, {jit=}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    return Step(run, meter.bytes(), next(reversed(msg.get_plans(step)), None))
+    return meter.bytes()
 
 
 def measured(label: str) -> dict[str, dict[str, dict]]:
     """Peak, prediction and time of each way on one network, with and without XLA."""
     found = {}
     for name, jit in (("XLA", True), ("graph", False)):
-        ways = {way: functools.partial(build, label, way, jit) for way in WAYS}
-        if jit:
-            del ways[CPU_COSTS]
-        found[name] = measure_ways(ways)
+        found[name] = measure_ways({way: functools.partial(build, label, way, jit) for way in WAYS})
     return found
+
+
+def build_fit(label: str, way: str) -> Step:
+    """Keras's training step, as `compile` makes it, and the peak of its third run."""
+    began = time.monotonic()
+    size, batch = (FIT | SMALL_FIT)[label]
+    model = keras.applications.ResNet50(
+        weights=None, input_shape=(size, size, 3), classifier_activation=None
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=True)
+    if (options := WAYS[way]) is not None:
+        msg.keras.save_memory(model, **options)
+    images, labels = tf.random.normal([batch, size, size, 3]), tf.zeros([batch], tf.int32)
+
+    def run() -> Any:
+        return model.train_on_batch(images, labels)
+
+    peak = peak_of_third(run)
+    print(f"{label}, {way}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return Step(run, peak, next(reversed(msg.keras.get_plans(model)), None) if options else None)
+
+
+def measured_fit(label: str) -> dict[str, dict[str, dict]]:
+    """Peak, prediction and time of each way of training by Keras, compiled by XLA."""
+    keras.config.set_dtype_policy("mixed_float16")
+    return {"XLA": measure_ways({way: functools.partial(build_fit, label, way) for way in WAYS})}
+
+
+def in_jax(label: str) -> dict[str, dict]:
+    """Peak and time of each way of `jax.checkpoint` on one network."""
+    command = [sys.executable, "-m", "scripts.benchmarks.peers_jax", IN_JAX[label]]
+    settings = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    settings.pop("XLA_FLAGS", None)  # TensorFlow's
+    ran = subprocess.run(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, check=True)
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 def unequal(label: str) -> dict[str, int]:
@@ -177,12 +223,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parts(on_gpu: bool) -> dict[str, functools.partial]:
     """What is measured, by its name in the results."""
     labels = [*(MODELS if on_gpu else SMALL)]
-    first, *others = labels
-    found: dict[str, functools.partial] = {first: functools.partial(measured, first)}
-    if on_gpu:
-        found[f"{first}, times {BEYOND}"] = functools.partial(beyond, first)
+    found: dict[str, functools.partial] = {}
+    for label in labels:
+        found[label] = functools.partial(measured, label)
+    for label in FIT if on_gpu else SMALL_FIT:
+        found[label] = functools.partial(measured_fit, label)
     found["unequal gradients"] = functools.partial(unequal_gradients, labels)
-    return found | {label: functools.partial(measured, label) for label in others}
+    if on_gpu:
+        found[f"{labels[0]}, times {BEYOND}"] = functools.partial(beyond, labels[0])
+    if on_gpu and importlib.util.find_spec("jax"):
+        for label in IN_JAX:
+            found[f"JAX, {label}"] = functools.partial(in_jax, label)
+    return found
 
 
 if __name__ == "__main__":

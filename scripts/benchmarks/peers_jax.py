@@ -1,7 +1,8 @@
-"""Networks of the benchmarks in JAX, by `jax.checkpoint`, as programs for a GPU.
+"""Networks of the benchmarks in JAX, by `jax.checkpoint`, on a GPU or as programs for one.
 
-`python -m scripts.benchmarks.peers_jax gpt|gpt2|resnet50 FOLDER` writes the steps there, one for
-each way, and prints the ways. Nothing here needs TensorFlow.
+`python -m scripts.benchmarks.peers_jax gpt|gpt12|gpt2|resnet50 FOLDER` writes the steps there, one
+for each way, and prints the ways. Without a folder it runs them, and prints what they take. Nothing
+here needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +116,7 @@ def resnet50(way: Way) -> tuple[Callable, Any, tuple]:
     return loss, weights, (images, jnp.asarray(random.integers(0, 1000, 64)))
 
 
-# GPT: 6 layers, as test_models.GPT has it.
+# GPT, batch 8, as test_models.GPT has it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Sizes:
     length: int = 256
     words: int = 4096
     heads: int = 4
+    layers: int = 6
 
 
 def layer_norm(x: Any, scale: Any, offset: Any) -> Any:
@@ -152,7 +156,9 @@ def gpt(way: Way, sizes: Sizes = Sizes()) -> tuple[Callable, Any, tuple]:
         return jnp.zeros(width), jnp.zeros(width)
 
     ends_of_dense = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
-    layers = [(norm(), norm(), *(dense(*ends) for ends in ends_of_dense)) for _ in range(6)]
+    layers = [
+        (norm(), norm(), *(dense(*ends) for ends in ends_of_dense)) for _ in range(sizes.layers)
+    ]
     embedding = normal(random, words, width, scale=0.02)
     weights = embedding, normal(random, length, width, scale=0.02), layers, norm()
 
@@ -196,6 +202,7 @@ GPT_2 = functools.partial(gpt, sizes=Sizes(768, 1024, 50_257, 12))
 NETWORKS: dict[str, Callable[[Way], tuple]] = {
     "resnet50": resnet50,
     "gpt": gpt,
+    "gpt12": functools.partial(gpt, sizes=Sizes(768, 1024, 8192, 12, layers=12)),
     "gpt2": GPT_2,
 }
 
@@ -213,8 +220,37 @@ def write(network: Callable[[Way], tuple], folder: Path) -> None:
     print(json.dumps(files))
 
 
+def run(network: Callable[[Way], tuple], rounds: int = 5) -> None:
+    """Trains by each way on the device that is there, and prints peaks and times.
+
+    A peak is what the compiled step allocates: its temporaries and its results.
+    """
+    steps: dict[str, Callable[[], Any]] = {}
+    found: dict[str, dict] = {}
+    for name, way in WAYS.items():
+        loss, weights, inputs = network(way)
+        step = jax.jit(jax.value_and_grad(loss)).lower(weights, *inputs).compile()
+        sizes = step.memory_analysis()
+        found[name] = {"peak_bytes": sizes.temp_size_in_bytes + sizes.output_size_in_bytes}
+        steps[name] = functools.partial(step, weights, *inputs)
+        jax.block_until_ready(steps[name]())
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            jax.block_until_ready(step())
+            times[name].append(time.perf_counter() - began)
+    for name, row in found.items():
+        row["seconds"] = statistics.median(times[name])
+    print(json.dumps(found))
+
+
 def main() -> None:
-    write(NETWORKS[sys.argv[1]], Path(sys.argv[2]))
+    network, *folder = sys.argv[1:]
+    if folder:
+        write(NETWORKS[network], Path(folder[0]))
+    else:
+        run(NETWORKS[network])
 
 
 if __name__ == "__main__":
