@@ -184,23 +184,25 @@ def test_the_benchmark_for_gpus_runs_without_one(tmp_path, capsys):
     gpu.main(["--output", str(tmp_path / "gpu.json"), "--seconds", "3600"])
     assert "there is no GPU" in capsys.readouterr().out
     found = json.loads((tmp_path / "gpu.json").read_text())["results"]
-    unequal = found.pop("unequal gradients")
-    assert [*found] == [*unequal] == [*gpu.SMALL]
-    for modes in found.values():
-        assert [*modes["graph"]] == [*gpu.WAYS]
-        for ways in modes.values():
-            assert ways["memory"]["peak_bytes"] > 0
-            assert ways["memory"]["time_ratio"] > 0
+    assert [*found.pop("unequal gradients")] == [*gpu.SMALL]
+    assert len(found) == 2 * len(gpu.SMALL) + len(gpu.SMALL_FIT)
+    for ways in found.values():
+        assert [*ways] == [*gpu.WAYS]
+        assert ways["memory"]["peak_bytes"] > 0
+        assert ways["memory"]["time_ratio"] > 0
 
 
 def test_what_a_gpu_did():
     def found(size, **more):
-        return {"peak_bytes": size, "predicted_bytes": 0.9 * size, "time_ratio": 1.2} | more
+        sizes = {"peak_bytes": size, "predicted_bytes": 0.9 * size}
+        return sizes | {"time_ratio": 1.2, "seconds": 1.5} | more
 
     ways = {"plain": found(1e9), "memory": found(2e8), "speed": found(5e8)}
     ways["budget 0.5"] = found(4.9e8, budget_bytes=5e8)
-    too_large = {"plain": {"error": "out of memory"}, "memory": found(6e9, seconds=1.5)}
-    results = {"net": {"XLA": ways, "graph": ways}, "net, times 24": too_large}
+    too_large = {"plain": {"error": "out of memory"}, "memory": found(6e9)}
+    results = {"net, XLA": ways, "net, without XLA": ways, "net, times 24": too_large}
+    results["unequal gradients"] = {"net": {"plain": 0, "memory": 0}}
+    results["JAX, net"] = {"JAX": found(1.1e9), "jax.checkpoint by block": found(4e8, seconds=1.8)}
     *_, one, two = tables.gpu_table(results).splitlines()
     cells = "1,000 MB | 200 MB (5.0×) at 1.20× | 500 MB (2.0×) at 1.20× | 0.98 at 1.20× |"
     assert one == f"| net, XLA | {cells} 180 / 200 (-10.0%) |"
@@ -208,7 +210,13 @@ def test_what_a_gpu_did():
     said = notes.gpu(
         {"device": "card", "commit": "abc", "versions": {"tensorflow": "2"}, "results": results}
     )
-    assert said.endswith(
+    assert (
         "net, times 24, without XLA: out of memory plainly, 6,000 MB and 1.50 s a step with "
         "`memory`."
+    ) in said
+    assert said.endswith(
+        "net, without XLA, deterministic: gradients that differ in a bit: 0 with `memory`."
     )
+    _, _, *ours, _, theirs = tables.gpu_beside_jax(results).splitlines()
+    assert ours[1] == "| net | ours, memory | 200 | 0.20 | 1500.0 | 1.00× |"
+    assert theirs == "| net | jax.checkpoint by block | 400 | 0.36 | 1800.0 | 1.20× |"

@@ -95,8 +95,14 @@ def build(label: str, way: str, jit: bool, times_batch: int = 1) -> Step:
         return step(*inputs)[0].numpy()
 
     peak = peak_of_third(run)
-    print(f"{label}, {way}, {jit=}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    report(f"{label}, {way}, {jit=}", peak, began)
     return Step(run, peak, next(reversed(msg.get_plans(step)), None))
+
+
+def report(step: str, peak: int, began: float) -> None:
+    """Says what was measured, as the whole may not end."""
+    took = time.monotonic() - began
+    print(f"{step}: {peak / 1e6:,.0f} MB, built in {took:.0f} s", file=sys.stderr, flush=True)
 
 
 def peak_of_third(run: Callable[[], Any]) -> int:
@@ -108,12 +114,9 @@ def peak_of_third(run: Callable[[], Any]) -> int:
     return meter.bytes()
 
 
-def measured(label: str) -> dict[str, dict[str, dict]]:
-    """Peak, prediction and time of each way on one network, with and without XLA."""
-    found = {}
-    for name, jit in (("XLA", True), ("graph", False)):
-        found[name] = measure_ways({way: functools.partial(build, label, way, jit) for way in WAYS})
-    return found
+def measured(label: str, jit: bool) -> dict[str, dict]:
+    """Peak, prediction and time of each way on one network."""
+    return measure_ways({way: functools.partial(build, label, way, jit) for way in WAYS})
 
 
 def build_fit(label: str, way: str) -> Step:
@@ -133,14 +136,14 @@ def build_fit(label: str, way: str) -> Step:
         return model.train_on_batch(images, labels)
 
     peak = peak_of_third(run)
-    print(f"{label}, {way}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    report(f"{label}, {way}", peak, began)
     return Step(run, peak, next(reversed(msg.keras.get_plans(model)), None) if options else None)
 
 
-def measured_fit(label: str) -> dict[str, dict[str, dict]]:
-    """Peak, prediction and time of each way of training by Keras, compiled by XLA."""
+def measured_fit(label: str) -> dict[str, dict]:
+    """Peak, prediction and time of each way of training by Keras."""
     keras.config.set_dtype_policy("mixed_float16")
-    return {"XLA": measure_ways({way: functools.partial(build_fit, label, way) for way in WAYS})}
+    return measure_ways({way: functools.partial(build_fit, label, way) for way in WAYS})
 
 
 def in_jax(label: str) -> dict[str, dict]:
@@ -225,9 +228,10 @@ def parts(on_gpu: bool) -> dict[str, functools.partial]:
     labels = [*(MODELS if on_gpu else SMALL)]
     found: dict[str, functools.partial] = {}
     for label in labels:
-        found[label] = functools.partial(measured, label)
+        found[f"{label}, without XLA"] = functools.partial(measured, label, False)
+        found[f"{label}, XLA"] = functools.partial(measured, label, True)
     for label in FIT if on_gpu else SMALL_FIT:
-        found[label] = functools.partial(measured_fit, label)
+        found[f"{label}, XLA"] = functools.partial(measured_fit, label)
     found["unequal gradients"] = functools.partial(unequal_gradients, labels)
     if on_gpu:
         found[f"{labels[0]}, times {BEYOND}"] = functools.partial(beyond, labels[0])

@@ -171,13 +171,18 @@ def gpu(file: dict) -> str:
         f"{file['commit']}. A peak is what TensorFlow's allocator counts, results included."
     ]
     for part, ways in file["results"].items():
-        if "memory" in ways:
+        if [*ways] == ["plain", "memory"]:
             plain, ours = (
                 found.get("error")
                 or f"{found['peak_bytes'] / 1e6:,.0f} MB and {found['seconds']:.2f} s a step"
                 for found in (ways["plain"], ways["memory"])
             )
             lines.append(f"{part}, without XLA: {plain} plainly, {ours} with `memory`.")
+    for network, ways in file["results"].get("unequal gradients", {}).items():
+        said = ", ".join(f"{count} with `{way}`" for way, count in ways.items() if way != "plain")
+        lines.append(
+            f"{network}, without XLA, deterministic: gradients that differ in a bit: {said}."
+        )
     return "\n\n".join(lines)
 
 

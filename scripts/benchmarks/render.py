@@ -50,6 +50,7 @@ def texts(files: dict[str, dict], mixed: bool) -> dict[str, str]:
         "xla": tables.xla_table(results["xla"]),
         "xla notes": notes.xla(results["xla"]),
         "gpu": tables.gpu_table(results["gpu"]),
+        "gpu jax": tables.gpu_beside_jax(results["gpu"]),
         "gpu notes": notes.gpu(files["gpu"]),
         "depth": notes.depth(results["depth"]),
         "predictions": tables.predictions_table(results["models"]),

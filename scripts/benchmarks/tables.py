@@ -297,12 +297,7 @@ def xla_table(results: dict) -> str:
 
 def gpu_table(results: dict) -> str:
     """Peaks, times and predictions of training steps on a GPU."""
-    rows = [
-        {"label": f"{network}, {'XLA' if mode == 'XLA' else 'without XLA'}"} | ways
-        for network, modes in results.items()
-        for mode, ways in modes.items()
-        if mode in ("XLA", "graph")
-    ]
+    rows = [row for row in labelled(results) if {"plain", "speed"} <= row.keys()]
     columns = [
         Column("step", label),
         Column("plain", megabytes("plain"), "{:,.0f} MB"),
@@ -310,7 +305,32 @@ def gpu_table(results: dict) -> str:
         Column("budget 0.5", kept("0.5")),
         Column("`memory`, predicted / measured", predicted("memory")),
     ]
-    return table(rows, columns)
+    return table([row for row in rows if "peak_bytes" in row["plain"]], columns)
+
+
+def gpu_beside_jax(results: dict) -> str:
+    """Our steps, compiled by XLA, and JAX's of the same networks."""
+
+    def rows() -> Iterator[dict]:
+        for part, theirs in results.items():
+            network = part.removeprefix("JAX, ")
+            if network != part and (ours := results.get(f"{network}, XLA")):
+                for way, row in (ours | theirs).items():
+                    plain = theirs["JAX"] if way in theirs else ours["plain"]
+                    name = way if way in theirs else f"ours, {way}"
+                    yield row | {"network": network, "way": name, "plain": plain}
+
+    columns = [
+        Column("network", lambda row: row["network"]),
+        Column("way", lambda row: row["way"], words=True),
+        Column("peak MB", lambda row: row["peak_bytes"] / 1e6, "{:,.0f}"),
+        Column(
+            "of its plain", lambda row: row["peak_bytes"] / row["plain"]["peak_bytes"], "{:.2f}"
+        ),
+        Column("ms a step", lambda row: row["seconds"] * 1e3, "{:.1f}"),
+        Column("of its plain", lambda row: row["seconds"] / row["plain"]["seconds"], "{:.2f}×"),
+    ]
+    return table(rows(), columns)
 
 
 def eager_table(results: dict) -> str:
