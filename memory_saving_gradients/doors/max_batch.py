@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import html
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -25,13 +25,16 @@ from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.report.summary import rendered
 
 # The batch sizes that are read first; the share by which another may be off their line; the largest
-# that is searched; the relative accuracy of an answer; and the factor by which a batch is at least
-# reduced if it does not fit.
+# that is searched; how far a batch may be from the one that was planned, as a share; and the factor
+# by which a batch is at least reduced if it does not fit.
 _FIRST = (32, 512)
 _OFF = 0.01
 _LARGEST = 2**20
-_CLOSE = 0.02
+_CLOSE = 0.05
 _STEP = 0.99
+# For a way, a step is read, and planned on one line, at most so often.
+_READINGS = 8
+_PLANS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +83,9 @@ def max_batch(
 ) -> MaxBatch:
     """The largest batch that fits into a given memory, plain and with recomputation.
 
-    The step is traced and planned; nothing runs. Each answer is planned at its size. As tensors
-    mostly grow linearly with the batch, the step is read at three sizes, and only if it grows
-    otherwise at every size that is tried.
+    The step is traced and planned; nothing runs. Each answer is planned within 5 % of its size. As
+    tensors mostly grow linearly with the batch, the step is read at three sizes, and only if it
+    grows otherwise at the size of each answer.
 
     We count the predicted peak of the step, all its variables (weights, the state of the optimizer
     and the metrics) and the inputs. Other memory of a device (the framework itself, workspaces of a
@@ -133,7 +136,9 @@ def max_batch(
     with bar("looking for the largest batch", len(_WAYS)) as tick:
         ways: dict[str, Largest] = {}
         for name in _WAYS:
-            ways[name] = search.largest(name, ways["plain"].batch_size if ways else 0)
+            cheaper = (one for one in ways.values() if one.overhead <= _MOST.get(name, math.inf))
+            known = max((one.batch_size for one in cheaper), default=0)
+            ways[name] = search.largest(name, known)
             tick()
     for name, most in _MOST.items():  # a better plan of another way within the cost counts, too
         allowing = (one for one in ways.values() if one.overhead <= most)
@@ -151,8 +156,12 @@ _MOST = {f"{most:.0%} extra cost": most for most in (0.1, 0.2, 0.33)}
 _WAYS |= {name: functools.partial(affordable, max_overhead=most) for name, most in _MOST.items()}
 
 
+#: Gives the step at a batch.
+_ProblemsAt: TypeAlias = Callable[[int], list[Problem]]
+
+
 class _Search:
-    """Searches batch sizes, each planned anew."""
+    """Searches batch sizes."""
 
     def __init__(self, step: Step, allowed: int) -> None:
         self._step = step
@@ -161,8 +170,6 @@ class _Search:
         for batch in _FIRST:
             self._read_at(batch)
         self._is_line: bool | None = None  # not known yet
-        self._planned = functools.cache(self._plan)
-        self._drafted = functools.cache(functools.partial(self._plan, on_line=True))
 
     def _read_at(self, batch: int) -> list[Problem]:
         if batch not in self._read:
@@ -190,60 +197,89 @@ class _Search:
         batch = int(near.batch_size * ((self._allowed - fixed) / more) ** (1 / power))
         return min(batch, int(_STEP * over.batch_size) if over else _LARGEST)
 
-    def _agrees(self, batch: int) -> bool:
-        """Whether a batch, as read, is on the line through the first two, nearly."""
-        pairs = zip(
-            map(plain_peak, self._on_line(batch)),
-            map(plain_peak, self._read_at(batch)),
-            strict=True,
-        )
-        return all(abs(ours - read) <= _OFF * read for ours, read in pairs)
+    def _line(self, near: int) -> _ProblemsAt:
+        """Gives the step at a batch, on the line through the two batches nearest to one."""
+        one, other = sorted(self._read, key=lambda known: abs(math.log(near / known)))[:2]
+        pairs = [*zip(self._read[one], self._read[other], strict=True)]
 
-    def _on_line(self, batch: int) -> list[Problem]:
-        """The step at a batch, on the line through the two nearest batches that were read."""
-        near, far = sorted(self._read, key=lambda known: abs(math.log(batch / known)))[:2]
-        share = (batch - near) / (far - near)
-        pairs = zip(self._read[near], self._read[far], strict=True)
-        return [one.toward(other, share) for one, other in pairs]
+        def at(batch: int) -> list[Problem]:
+            return [here.toward(there, (batch - one) / (other - one)) for here, there in pairs]
+
+        return at
+
+    def _is_on(self, line: _ProblemsAt, batch: int) -> bool:
+        """Whether a batch, as read, is on a line, nearly."""
+        pairs = zip(line(batch), self._read_at(batch), strict=True)
+        peaks = ((plain_peak(ours), plain_peak(read)) for ours, read in pairs)
+        return all(abs(ours - read) <= _OFF * read for ours, read in peaks)
 
     def largest(self, name: str, known: int) -> Largest:
-        """The largest batch that fits in a way, planned at that size.
+        """The largest batch that fits in a way.
 
         Reading a step takes longer than planning, so we plan on the line through two batches that
-        were read. The first answer is then read; if it is not on that line, all others are, too.
+        were read. The first answer is then read. If it is not on that line, the answers of all ways
+        are read, until one is on the line through the nearest two.
 
         Args:
             name: the way.
-            known: a batch that fits; 0 for none.
+            known: a batch to begin with; 0 for none.
         """
-        # In a small batch activations hardly count.
-        answer = self._searched(self._drafted, name, 2 * known or _FIRST[0])
-        if answer and self._is_line is None and answer.batch_size not in self._read:
-            self._is_line = self._agrees(answer.batch_size)
-        if answer and not self._is_line:
-            answer = self._searched(self._planned, name, answer.batch_size)
+        batch = known or _FIRST[0]  # in a small batch activations hardly count
+        for _ in range(_READINGS):
+            line = self._line(batch)
+            answer = self._planned(line, name, batch)
+            if answer is None or self._is_line or (batch := answer.batch_size) in self._read:
+                break
+            agrees = self._is_on(line, batch)
+            if self._is_line is None:
+                self._is_line = agrees
+            if agrees:
+                break
         return answer or Largest(0, self._step.variables_bytes, 0.0, 0.0)
 
-    def _searched(
-        self, plan: Callable[[str, int], Largest], name: str, batch: int
-    ) -> Largest | None:
-        """The largest batch that fits as planned, searched from a first one on; None for none."""
+    def _planned(self, at: _ProblemsAt, name: str, batch: int) -> Largest | None:
+        """The largest batch that fits as planned; None for none.
+
+        A schedule is good at other batches, too, but not the best. So we plan at the largest batch
+        that the last schedule allows, until that hardly changes.
+
+        Args:
+            at: gives the step at a batch.
+            name: the way.
+            batch: where to plan first.
+        """
+        best: Largest | None = None
+        for _ in range(_PLANS):
+            schedules = [_WAYS[name](problem) for problem in at(batch)]
+            judge = functools.partial(self._judged, at, schedules)
+            answer = self._fitting(judge, batch)
+            for each in (answer, judge(batch)):
+                within = each and each.bytes <= self._allowed
+                if each and within and each.overhead <= _MOST.get(name, math.inf):
+                    best = max(best or each, each, key=lambda one: one.batch_size)
+            if answer is None or abs(answer.batch_size / batch - 1) <= _CLOSE:
+                break
+            batch = answer.batch_size
+        return best
+
+    def _fitting(self, judge: Callable[[int], Largest], batch: int) -> Largest | None:
+        """The largest batch that fits with given schedules, searched from a first one on."""
         best, over = None, None
         while batch:
-            answer = plan(name, batch)
+            answer = judge(batch)
             if answer.bytes <= self._allowed:
                 best = answer
             else:
                 over = answer
             batch = self._next(best or answer, over)
-            if best and batch <= (1 + _CLOSE) * best.batch_size:
+            if best and batch <= best.batch_size:
                 break
         return best
 
-    def _plan(self, name: str, batch: int, on_line: bool = False) -> Largest:
-        """The memory and cost of a batch, planned as read or as it is on the line."""
-        problems = self._on_line(batch) if on_line else self._read_at(batch)
-        taken = [_judged(problem, _WAYS[name](problem)) for problem in problems]
+    def _judged(self, at: _ProblemsAt, schedules: Sequence[Schedule | None], batch: int) -> Largest:
+        """The memory and cost of a batch with given schedules."""
+        problems = at(batch)
+        taken = [_judged(*pair) for pair in zip(problems, schedules, strict=True)]
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
         seconds = sum(float(problem.costs.sum()) for problem in problems)
         costs = sum(cost for _, cost in taken)

@@ -101,7 +101,8 @@ def test_a_step_that_grows_faster_than_its_batch_is_read_at_every_answer():
         way = found.ways[name]
         (plan,) = traced_step(step).plans(way.batch_size)
         peak = plan.baseline_peak_bytes if name == "plain" else plan.peak_bytes
-        assert way.bytes == peak + found.variables_bytes + way.batch_size * WIDTH * 4
+        needed = peak + found.variables_bytes + way.batch_size * WIDTH * 4
+        assert way.bytes == pytest.approx(needed, rel=0.01)  # on a line of two readings near it
         assert 0.9 * MEMORY < way.bytes <= MEMORY
 
 
