@@ -25,6 +25,7 @@ from test_models.towers import Towers
 from test_models.transformer import Transformer
 from test_models.unet import UNet, UNet3D
 from test_models.vgg import VGG16
+from test_models.vit import ViT
 
 __all__ = [
     "BERT",
@@ -62,6 +63,7 @@ __all__ = [
     "UNet",
     "UNet3D",
     "V1Step",
+    "ViT",
     "build_v1",
     "build_v2",
 ]

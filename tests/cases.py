@@ -22,6 +22,7 @@ from test_models import (
     SegNet,
     Transformer,
     UNet,
+    ViT,
     build_v1,
 )
 
@@ -43,6 +44,7 @@ MODELS = {
     "segnet": (lambda: SegNet(size=64, width=8), 8),
     "lstm": (lambda: LSTM(length=12, width=32, vocabulary=64), 64),
     "transformer": (lambda: Transformer(layers=2, width=64, length=64, vocabulary=128), 8),
+    "vit": (lambda: ViT(size=32, patch=4, layers=3, width=64, heads=2, classes=10), 16),
     "pixelcnn": (lambda: PixelCNN(size=16, width=16, blocks=1), 8),
 }
 

@@ -33,7 +33,7 @@ from memory_saving_gradients.proving import described_gpu
 from scripts.benchmarks.common import Section, planned, timed
 from scripts.benchmarks.fresh import ROOT
 from scripts.benchmarks.models import MODELS
-from test_models import VGG16, Model, ResNet50
+from test_models import VGG16, Model, ResNet50, ViT
 
 GPU = "h100"
 
@@ -67,6 +67,7 @@ COMPILED: dict[str, tuple[tuple[Callable[[], Model], int], str | None]] = {
     "U-Net, 128 px, batch 4": (MODELS["U-Net, 128 px, batch 4"], None),
     "DenseNet, 2 × 12 layers, batch 64": (MODELS["DenseNet, 2 × 12 layers, batch 64"], None),
     "VGG16, 224 px, batch 32": ((VGG16, 32), None),
+    "ViT-B/16, 224 px, batch 64": ((ViT, 64), None),
     "Keras ResNet-50, mixed_bfloat16, batch 64": (
         (functools.partial(KerasResNet50, "mixed_bfloat16"), 64),
         None,
