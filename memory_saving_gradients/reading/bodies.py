@@ -38,7 +38,8 @@ def of_calls(
         seconds = estimate_seconds(inside, shapes, runtime.device)
         steps = []
         for inner in inside:
-            cost, workspace = seconds[inner.name], runtime.scratch(inner, shapes)
+            cost = seconds[inner.name] + runtime.call_seconds
+            workspace = runtime.scratch(inner, shapes)
             if calls.bodies(inner):
                 cost, workspace = of_calls(inner, runtime, needed, shapes)
             read = reads(inner, tensor_of, buffers)

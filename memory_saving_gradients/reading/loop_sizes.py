@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 
 from memory_saving_gradients.graph.loops import LoopPair
-from memory_saving_gradients.graph.rounds import counted_rounds, expected_rounds
+from memory_saving_gradients.graph.rounds import AT_ONCE, counted_rounds, expected_rounds
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.graph.variants import held_bytes
 from memory_saving_gradients.planning.problem import Problem
@@ -48,7 +48,7 @@ class LoopSizes:
 
     def working(self, every: int) -> int:
         """The bytes that a segment of `every` rounds needs while it runs again."""
-        return min(every, self.rounds) * self.round
+        return min(AT_ONCE if every == 1 else every, self.rounds) * self.round
 
     @property
     def square(self) -> float:
@@ -126,9 +126,13 @@ def with_loops(
             tensors[numbers[0]], bytes=sizes[pair].held(rounds)
         )
         again, first = ops[place[pair.backward.name]], ops[place[pair.forward.name]]
+        # On two levels the first run pushes nothing that the gradient needs. On one level the
+        # second does not either, and the gradient pops none of it.
+        calls = (3 if rounds == 1 else 1) * len(pair.again) * sizes[pair].rounds
+        more = first.cost - calls * reading.step.runtime.call_seconds
         ops[place[again.name]] = dataclasses.replace(
             again,
-            cost=again.cost + first.cost,
+            cost=again.cost + max(more, 0.0),
             workspace=again.workspace + sizes[pair].working(rounds),
         )
     return dataclasses.replace(problem, tensors=tuple(tensors), ops=tuple(ops))

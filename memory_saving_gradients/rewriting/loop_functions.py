@@ -9,15 +9,12 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, tf_private
-from memory_saving_gradients.graph.rounds import ROUNDS
+from memory_saving_gradients.graph.rounds import AT_ONCE, ROUNDS
 from memory_saving_gradients.graph.transplant import stand_in, transplanted
 
 #: Loop variables by role; a loop has them in the order of the groups.
 Groups: TypeAlias = dict[str, list[tf.Tensor]]
 
-# With more parallel iterations the executor runs rounds ahead, and their memory adds up. Within a
-# segment that is little, and the gradients of weights overlap with the next round.
-PARALLEL, PARALLEL_IN_SEGMENT = 1, 4
 _LIKE_THE_LOOP = ("_lower_using_switch_merge", "_xla_propagate_compile_time_consts")
 
 _made = itertools.count(1)
@@ -73,7 +70,7 @@ def loop(
     one_round: Callable[[Groups], Groups],
     of: tf.Operation,
     rounds: int,
-    parallel: int = PARALLEL,
+    parallel: int = 1,
 ) -> Groups:
     """Adds a loop to the default graph, with the attributes of another one; returns its results."""
     condition = function(f"{name}_cond", like, lambda carry: [goes_on(carry)])
@@ -96,7 +93,7 @@ def same_loop(
     names = [of.get_attr(attribute).name for attribute in ("cond", "body")]
     tf_private.share_functions(of.graph, tf.compat.v1.get_default_graph())
     shapes = [tf.TensorShape(shape) for shape in of.get_attr("output_shapes")]
-    results = while_op(name, begin, names, shapes, False, of, PARALLEL_IN_SEGMENT)
+    results = while_op(name, begin, names, shapes, False, of, AT_ONCE)
     tf_private.set_number(results[0].op, ROUNDS, rounds)
     return results
 
@@ -108,7 +105,7 @@ def while_op(
     shapes: Sequence[tf.TensorShape],
     stateful: bool,
     of: tf.Operation,
-    parallel: int = PARALLEL,
+    parallel: int = 1,
 ) -> list[tf.Tensor]:
     """Adds a loop of named functions, with the attributes of another one; returns its results."""
     condition, body = functions

@@ -2,11 +2,11 @@
 
 TensorFlow's loop pushes the values of every round to lists, and its gradient pops them: the bytes
 grow with the number of rounds. We edit the loop so that it pushes only the state at the start of a
-round. On *one level* each round of the gradient recomputes its round. On *two levels* the loop
-becomes a loop over segments of `every` rounds, and pushes the state at the start of a segment; the
-gradient runs a segment again as TensorFlow's loop did, and then TensorFlow's own gradient over it.
-With segments of √n rounds, n rounds need O(√n) bytes (Chen et al., "Training Deep Nets with
-Sublinear Memory Cost", 2016; for recurrent networks Gruslys et al., "Memory-Efficient
+round. On *one level* each round of the gradient recomputes its round, a few at a time. On *two
+levels* the loop becomes a loop over segments of `every` rounds, and pushes the state at the start
+of a segment; the gradient runs a segment again as TensorFlow's loop did, and then TensorFlow's own
+gradient over it. With segments of √n rounds, n rounds need O(√n) bytes (Chen et al., "Training Deep
+Nets with Sublinear Memory Cost", 2016; for recurrent networks Gruslys et al., "Memory-Efficient
 Backpropagation Through Time", 2016).
 
 All sums are added in the order of TensorFlow's gradient.
@@ -24,12 +24,10 @@ import tensorflow as tf
 from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.loops import LoopPair, Start, hands_on
-from memory_saving_gradients.graph.rounds import ROUNDS
+from memory_saving_gradients.graph.rounds import AT_ONCE, ROUNDS
 from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.rewriting.loop_functions import (
-    PARALLEL,
-    PARALLEL_IN_SEGMENT,
     Groups,
     condition_for,
     empty_list,
@@ -77,13 +75,13 @@ def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
 
         body = round_function(pair.body.name, like, forward)
         condition = condition_for(pair.condition, like)
-        lists = _change(pair.forward, condition, body, lists)
+        lists = _change(pair.forward, condition, body, lists, AT_ONCE)
         outside = _at_hand(pair, start)
         like = {"lists": lists, **outside}
 
         body = _round_of_gradient(pair, like, pushed, inside)
         condition = condition_for(pair.gradient_condition, {"own": pair.gradient.inputs, **like})
-        return _new_gradient(pair, condition, body, like)
+        return _new_gradient(pair, condition, body, like, AT_ONCE)
 
 
 def two_levels(
@@ -166,7 +164,7 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
 
     body = round_function(pair.body.name, like, forward)
     condition = condition_for(pair.condition, like)
-    return split(_change(pair.forward, condition, body, flat(begin)), begin)
+    return split(_change(pair.forward, condition, body, flat(begin), parallel=1), begin)
 
 
 def _backward_in_segments(
@@ -214,7 +212,7 @@ def _backward_in_segments(
         like,
         lambda carry: [carry["counts"][2] < carry["counts"][0]],
     )
-    return _new_gradient(pair, condition, body, begin)
+    return _new_gradient(pair, condition, body, begin, parallel=1)
 
 
 def _segment_again(
@@ -261,8 +259,7 @@ def _segment_again(
     def goes_on(carry: Groups) -> tf.Tensor:
         return carry["place"][0] < carry["place"][1]
 
-    parallel = PARALLEL_IN_SEGMENT
-    results = loop("again", within, like, goes_on, one_round, pair.forward, expected, parallel)
+    results = loop("again", within, like, goes_on, one_round, pair.forward, expected, AT_ONCE)
     return dict(zip(pair.again, results["lists"], strict=True))
 
 
@@ -404,17 +401,17 @@ def _round_of_gradient(
 
 
 def _change(
-    op: tf.Operation, condition: Any, body: Any, more: Sequence[tf.Tensor]
+    op: tf.Operation, condition: Any, body: Any, more: Sequence[tf.Tensor], parallel: int
 ) -> list[tf.Tensor]:
     """Gives a loop other functions and more loop variables; an error undoes it."""
     condition_before, body_before = (
         tf_private.function_graph(op.graph, op.get_attr(name).name) for name in ("cond", "body")
     )
-    parallel = op.get_attr("parallel_iterations")
+    before = op.get_attr("parallel_iterations")
     tf_private.can_be_undone(
-        functools.partial(_change_back, op, condition_before, body_before, parallel)
+        functools.partial(_change_back, op, condition_before, body_before, before)
     )
-    return tf_private.change_loop(op, condition, body, more, PARALLEL)
+    return tf_private.change_loop(op, condition, body, more, parallel)
 
 
 def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> None:
@@ -431,7 +428,9 @@ def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> 
         tf_private.change_loop(op, *now, [], parallel)
 
 
-def _new_gradient(pair: LoopPair, condition: Any, body: Any, more: Groups) -> tf.Operation:
+def _new_gradient(
+    pair: LoopPair, condition: Any, body: Any, more: Groups, parallel: int
+) -> tf.Operation:
     """Replaces the gradient of a loop by one with other functions and more loop variables."""
     old = pair.backward
     new = flat(more)
@@ -439,7 +438,7 @@ def _new_gradient(pair: LoopPair, condition: Any, body: Any, more: Groups) -> tf
     shapes = [*map(tf.TensorShape, old.get_attr("output_shapes")), *(t.shape for t in new)]
     with old.graph.name_scope(None), old.graph.device(old.device):
         outputs = while_op(
-            f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, False, old
+            f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, False, old, parallel
         )
     tf_private.add_control_inputs(outputs[0].op, old.control_inputs)
     for before, after in zip(old.outputs, outputs, strict=False):

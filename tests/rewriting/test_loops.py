@@ -164,6 +164,10 @@ def test_who_plans_loops(options):
     assert_same(ours, plain)
     assert peak < before * options.get("memory_budget", 0.5) * 1.1
     assert plan.overhead < options.get("max_overhead", 0.6)
+    (loop,) = plan.loops
+    assert (loop.every == 1) == (
+        options.get("memory_budget") == 0.5
+    )  # it takes less time, if it fits
 
 
 @pytest.mark.parametrize("options", [{"checkpoints": "speed"}, {"max_overhead": 0.05}])
