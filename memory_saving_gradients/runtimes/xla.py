@@ -73,8 +73,8 @@ def gpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
     """Bytes of scratch space that XLA's program for a GPU needs for `op`.
 
     cuDNN expects filters with the output channels first, so they are transposed. The gradient of
-    max pooling finds each maximum again, and its place, as an index for each dimension. The scratch
-    space of autotuned kernels is not known.
+    max pooling finds the place of each maximum, as an index for each dimension. The scratch space
+    of autotuned kernels is not known.
 
     Args:
         op: the op.
@@ -85,7 +85,7 @@ def gpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
     """
     if op.type in GRADIENTS_OF_MAX_POOLING:
         pooled = shape(op.inputs[1])
-        return (len(pooled) * tf.int32.size + tf.float32.size) * math.prod(pooled)
+        return len(pooled) * tf.int32.size * math.prod(pooled)
     if op.type not in _FILTERS:
         return 0
     place = _FILTERS[op.type]
