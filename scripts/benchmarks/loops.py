@@ -32,7 +32,7 @@ WAYS: dict[str, tuple[Callable[..., list], dict[str, Any]]] = {
     "tf.gradients": (tf.gradients, {}),
     "tf.recompute_grad": (tf.gradients, {"around": tf.recompute_grad}),
     "memory": (functools.partial(gradients, checkpoints="memory"), {}),
-    "0.3": (functools.partial(gradients, memory_budget=0.3), {}),
+    "0.5": (functools.partial(gradients, memory_budget=0.5), {}),
 }
 
 #: The steps of a neural ODE, for the figure: nothing but its rounds grows.

@@ -200,7 +200,7 @@ def loops_table(rows: dict) -> str:
     headings = {
         "tf.recompute_grad": "`tf.recompute_grad` around the body",
         "memory": "ours, `memory`",
-        "0.3": "ours, 0.3 of plain",
+        "0.5": "ours, 0.5 of plain",
     }
     columns = [
         Column("network", label),
