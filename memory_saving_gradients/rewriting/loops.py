@@ -65,6 +65,7 @@ def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
     """
     start = pair.to_begin
     pushed = [*(pair.body.inputs[i] for i in start.states), *start.once]
+    parallel = min(AT_ONCE, pair.forward.get_attr("parallel_iterations"))
     with apart(pair.forward.graph, "recompute"):
         lists = [empty_list(t, most) for t in pushed]
         like: Groups = {"own": pair.body.inputs, "lists": lists}
@@ -75,13 +76,13 @@ def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
 
         body = round_function(pair.body.name, like, forward)
         condition = condition_for(pair.condition, like)
-        lists = _change(pair.forward, condition, body, lists, AT_ONCE)
+        lists = _change(pair.forward, condition, body, lists, parallel)
         outside = _at_hand(pair, start)
         like = {"lists": lists, **outside}
 
         body = _round_of_gradient(pair, like, pushed, inside)
         condition = condition_for(pair.gradient_condition, {"own": pair.gradient.inputs, **like})
-        return _new_gradient(pair, condition, body, like, AT_ONCE)
+        return _new_gradient(pair, condition, body, like, parallel)
 
 
 def two_levels(

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import BudgetError, GradientTape, get_plans, gradients
+from memory_saving_gradients.graph import calls, order
 from memory_saving_gradients.measure import session_peak
 from memory_saving_gradients.pipeline import plan_and_rewrite
 from tests.cases import assert_same
@@ -168,6 +169,23 @@ def test_who_plans_loops(options):
     assert (loop.every == 1) == (
         options.get("memory_budget") == 0.5
     )  # it takes less time, if it fits
+
+
+@pytest.mark.parametrize(("asked", "run_at_once"), [(1, 1), (10, 4)])
+def test_single_rounds_overlap_only_if_those_of_the_loop_may(asked, run_at_once, in_segments):
+    """With one at a time, a loop draws its random numbers in order."""
+    in_segments(1)
+    with tf.Graph().as_default():
+        x = tf.ones((4, 8))
+        h = tf.while_loop(
+            lambda i, h: i < 9,
+            lambda i, h: (i + 1, tf.sin(h) * x),
+            (0, x),
+            parallel_iterations=asked,
+        )
+        (grad,) = gradients(tf.reduce_sum(h[1]), [x], checkpoints="memory")
+        loops = [op for op in order.needed([grad.op]) if op.type in calls.LOOPS]
+    assert [op.get_attr("parallel_iterations") for op in loops] == 2 * [run_at_once]
 
 
 @pytest.mark.parametrize("options", [{"checkpoints": "speed"}, {"max_overhead": 0.05}])
