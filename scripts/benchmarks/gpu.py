@@ -1,4 +1,4 @@
-"""Peaks and times on the GPU that is there, in about ten minutes.
+"""Peaks and times on the GPU that is there, in about twenty minutes.
 
 `python -m scripts.benchmarks.gpu` trains three networks plainly and with recomputation, with and
 without XLA, and one by Keras's `fit`, compares gradients bit by bit, and trains a batch that does
@@ -204,7 +204,7 @@ def device() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.benchmarks.gpu", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
-    parser.add_argument("--seconds", type=float, default=480, help="begin nothing after this time")
+    parser.add_argument("--seconds", type=float, default=1200, help="begin nothing after this time")
     options = parser.parse_args(arguments)
     name = fresh(device)  # a process that holds the GPU would leave no room for others
     print(name or "there is no GPU: small networks, on the processor")
