@@ -253,9 +253,8 @@ class _Search:
             schedules = [_WAYS[name](problem) for problem in at(batch)]
             judge = functools.partial(self._judged, at, schedules)
             answer = self._fitting(judge, batch)
-            for each in (answer, judge(batch)):
-                within = each and each.bytes <= self._allowed
-                if each and within and each.overhead <= _MOST.get(name, math.inf):
+            for each in filter(None, (answer, judge(batch))):
+                if each.bytes <= self._allowed and each.overhead <= _MOST.get(name, math.inf):
                     best = max(best or each, each, key=lambda one: one.batch_size)
             if answer is None or abs(answer.batch_size / batch - 1) <= _CLOSE:
                 break

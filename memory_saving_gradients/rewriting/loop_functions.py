@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, tf_private
-from memory_saving_gradients.graph.rounds import AT_ONCE, ROUNDS
+from memory_saving_gradients.graph.rounds import ROUNDS
 from memory_saving_gradients.graph.transplant import stand_in, transplanted
 
 #: Loop variables by role; a loop has them in the order of the groups.
@@ -70,7 +70,7 @@ def loop(
     one_round: Callable[[Groups], Groups],
     of: tf.Operation,
     rounds: int,
-    parallel: int = 1,
+    parallel: int,
 ) -> Groups:
     """Adds a loop to the default graph, with the attributes of another one; returns its results."""
     condition = function(f"{name}_cond", like, lambda carry: [goes_on(carry)])
@@ -87,13 +87,13 @@ def loop(
 
 
 def same_loop(
-    name: str, begin: Sequence[tf.Tensor], of: tf.Operation, rounds: int
+    name: str, begin: Sequence[tf.Tensor], of: tf.Operation, rounds: int, parallel: int
 ) -> list[tf.Tensor]:
     """Adds a loop with the functions of another one to the default graph; returns its results."""
     names = [of.get_attr(attribute).name for attribute in ("cond", "body")]
     tf_private.share_functions(of.graph, tf.compat.v1.get_default_graph())
     shapes = [tf.TensorShape(shape) for shape in of.get_attr("output_shapes")]
-    results = while_op(name, begin, names, shapes, False, of, AT_ONCE)
+    results = while_op(name, begin, names, shapes, False, of, parallel)
     tf_private.set_number(results[0].op, ROUNDS, rounds)
     return results
 
@@ -105,7 +105,7 @@ def while_op(
     shapes: Sequence[tf.TensorShape],
     stateful: bool,
     of: tf.Operation,
-    parallel: int = 1,
+    parallel: int,
 ) -> list[tf.Tensor]:
     """Adds a loop of named functions, with the attributes of another one; returns its results."""
     condition, body = functions

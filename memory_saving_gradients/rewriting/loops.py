@@ -153,7 +153,7 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
             (more,) = transplanted(pair.condition, pair.condition.outputs, own)
             return tf.logical_and(place < every, more)
 
-        results = loop("segment", within, like, goes_on, one_round, pair.forward, rounds)
+        results = loop("segment", within, like, goes_on, one_round, pair.forward, rounds, 1)
         after = dict(zip(stay, results["own"], strict=True))
         unchanged = {i for i in stay if hands_on(pair.body, i)}
         return {
@@ -195,7 +195,7 @@ def _backward_in_segments(
         own[0] = tf.zeros_like(own[0])
         own[2] = tf.cast(rounds, own[2].dtype)
         own = [full[refilled[i]] if i in refilled else _given(t) for i, t in enumerate(own)]
-        results = same_loop("segment_grad", own, pair.backward, expected)
+        results = same_loop("segment_grad", own, pair.backward, expected, AT_ONCE)
         unchanged = {
             i
             for i in range(len(pair.gradient.inputs))

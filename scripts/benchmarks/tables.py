@@ -297,7 +297,11 @@ def xla_table(results: dict) -> str:
 
 def gpu_table(results: dict) -> str:
     """Peaks, times and predictions of training steps on a GPU."""
-    rows = [row for row in labelled(results) if {"plain", "speed"} <= row.keys()]
+    rows = [
+        row
+        for row in labelled(results)
+        if {"plain", "speed"} <= row.keys() and "peak_bytes" in row["plain"]
+    ]
     columns = [
         Column("step", label),
         Column("plain", megabytes("plain"), "{:,.0f} MB"),
@@ -305,7 +309,7 @@ def gpu_table(results: dict) -> str:
         Column("budget 0.5", kept("0.5")),
         Column("`memory`, predicted / measured", predicted("memory")),
     ]
-    return table([row for row in rows if "peak_bytes" in row["plain"]], columns)
+    return table(rows, columns)
 
 
 def gpu_beside_jax(results: dict) -> str:
