@@ -8,9 +8,10 @@ price of a byte above the budget adapts: it rises while schedules exceed the bud
 they do not, so that the search stays close to the budget, where the best schedules are. The search
 for the lowest peak is the same, with a budget that is lowered whenever it is met.
 
-Most moves are aimed: where a schedule exceeds the budget, a move frees memory at a run that exceeds
-it. A move that cannot pay for itself is rejected before it is made, as making and undoing moves is
-what takes time.
+A move that removes a run and so exceeds the budget recomputes other tensors instead: to reach a
+schedule that keeps another tensor takes one move, not a series of moves each of which is worse.
+A move that cannot pay for itself is rejected before it is made, as making and undoing moves is what
+takes time.
 """
 
 from __future__ import annotations
@@ -23,12 +24,8 @@ import numpy as np
 from memory_saving_gradients.planning.moves import (
     Room,
     Terms,
-    anything,
-    in_the_way,
+    changed,
     is_first,
-    run_again,
-    run_elsewhere,
-    run_less,
     take_away,
     tidy,
     undo,
@@ -62,10 +59,6 @@ _COLD = 1e-4
 _FIRST_PRICE = 100.0
 _PRICES = 400
 _PRICE = 1.25
-
-# The share of moves that free memory where the budget is exceeded; of those that add a run anywhere
-# where it is not; and, of the other moves, the share that removes a run.
-_RELIEVING, _ADDING, _REMOVING = 0.6, 0.4, 0.65
 
 # A search for the lowest peak lowers its budget to this share of the peak.
 _LOWER = 0.99
@@ -211,23 +204,7 @@ def _search(
         heat = plain * search.hot * (_COLD / search.hot) ** (move / moves)
         allowed = -heat * math.log(1.0 - np.random.random())
         terms = Terms(budget, search.most_runs, allowed, price * unit)
-        kind = np.random.random()
-        tensor, place = -1, 0
-        more, dearer = 0, 0.0
-        room.done[0] = 0
-        if excess > 0 and kind < _RELIEVING:
-            tensor, place = in_the_way(runs, candidates, budget)
-        elif kind < _ADDING:
-            tensor, place = anything(runs, candidates)
-        elif kind < _ADDING + _REMOVING * (1 - _ADDING):
-            more, dearer = run_less(step, runs, budget, room)
-        else:
-            more, dearer = run_elsewhere(step, runs, terms, room)
-        if tensor >= 0:
-            more, dearer = run_again(step, runs, tensor, place, terms, room)
-        less, cheaper = tidy(step, runs, budget, room)
-        more += less
-        dearer += cheaper
+        more, dearer = changed(step, runs, candidates, excess, terms, room)
         if dearer + terms.price * more <= allowed:
             excess += more
             cost += dearer
@@ -260,9 +237,9 @@ def _settle(step: Step, runs: Runs, budget: int, tries: int, room: Room) -> None
         at += 1
         if key % factor < step.ops and not is_first(step, runs, key):
             tries -= 1
-            more, _ = take_away(step, runs, key, budget, room)
-            less, _ = tidy(step, runs, budget, room)
-            if more + less > 0:
+            more, dearer = take_away(step, runs, key, budget, room)
+            more, _ = tidy(step, runs, more, dearer, budget, room)
+            if more > 0:
                 undo(step, runs, budget, room)
             else:
                 at -= 1

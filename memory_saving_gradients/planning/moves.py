@@ -1,6 +1,7 @@
 """The moves of a search: each changes a schedule a little, and can be undone.
 
-A move returns the change in excess over the budget and that in cost. `tidy` comes after it.
+A move returns the change in excess over the budget and that in cost: `more` and `dearer`. Parts of
+it that get these add to them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ _LONGEST = 500
 
 # How many tensors are tried to find one that is alive, but not read, during a given run.
 _TRIES = 20
+
+# The share of moves that free memory where the budget is exceeded; of those that add a run anywhere
+# where it is not; and, of the other moves, the share that removes a run.
+_RELIEVING, _ADDING, _REMOVING = 0.3, 0.4, 0.8
+
+# In the place of a run that a move removes, it recomputes at most so many other tensors.
+_INSTEAD = 5
 
 
 class Terms(NamedTuple):
@@ -81,6 +89,35 @@ def undo(step: Step, runs: Runs, budget: int, room: Room) -> None:
 
 
 @inlined
+def changed(
+    step: Step, runs: Runs, candidates: np.ndarray, excess: int, terms: Terms, room: Room
+) -> tuple[int, float]:
+    """Makes a random move, which may recompute the `candidates`."""
+    room.done[0] = 0
+    more, dearer = 0, 0.0
+    kind = np.random.random()
+    relieving = excess > 0 and kind < _RELIEVING
+    adding = not relieving and kind < _ADDING
+    removing = not (relieving or adding) and kind < _ADDING + _REMOVING * (1 - _ADDING)
+    for time in range(1 + _INSTEAD):
+        tensor, place = -1, 0
+        if relieving or time > 0:
+            tensor, place = in_the_way(runs, candidates, terms.budget)
+        elif adding:
+            tensor, place = anything(runs, candidates)
+        elif removing:
+            more, dearer = run_less(step, runs, terms.budget, room)
+        else:
+            more, dearer = run_elsewhere(step, runs, terms, room)
+        if tensor >= 0:
+            more, dearer = run_again(step, runs, tensor, place, more, dearer, terms, room)
+        more, dearer = tidy(step, runs, more, dearer, terms.budget, room)
+        if not removing or more <= 0 or excess + more <= 0:
+            break
+    return more, dearer
+
+
+@inlined
 def in_the_way(runs: Runs, candidates: np.ndarray, budget: int) -> tuple[int, int]:
     """A tensor that is alive, but not read, during a run that exceeds the budget; -1 for none.
 
@@ -122,24 +159,31 @@ def anything(runs: Runs, candidates: np.ndarray) -> tuple[int, int]:
 
 @inlined
 def run_again(
-    step: Step, runs: Runs, tensor: int, place: int, terms: Terms, room: Room
+    step: Step,
+    runs: Runs,
+    tensor: int,
+    place: int,
+    more: int,
+    dearer: float,
+    terms: Terms,
+    room: Room,
 ) -> tuple[int, float]:
     """Recomputes a tensor before the backward op of one of its events; perhaps its inputs, too."""
     factor = step.ops + 1
     before, event = runs.events[place - 1], runs.events[place]
     slot = (event >> 1) // factor
     if event % 2 == 0 or slot < step.first or slot >= step.ops:
-        return 0, 0.0
+        return more, dearer
     if (before >> 1) // factor == slot:  # it is there for this slot already
-        return 0, 0.0
+        return more, dearer
     if before % 2 == 1 or place - 1 == runs.events_at[tensor]:  # no run becomes needless
-        dear = step.cost[step.made_by[tensor]] - terms.allowed
+        dear = dearer + step.cost[step.made_by[tensor]] + terms.price * more - terms.allowed
         if dear > 0 and dear > terms.price * _relief(step, runs, tensor, place, terms.budget):
-            return 0, 0.0
+            return more, dearer
     chance = np.random.random()
     ahead, trail = room.ahead, room.trail
     ahead[0] = step.made_by[tensor]
-    left, done, more, dearer = 1, 0, 0, 0.0
+    left, done = 1, room.done[0]
     while left:
         left -= 1
         op = ahead[left]
@@ -234,14 +278,16 @@ def is_first(step: Step, runs: Runs, key: int) -> bool:
 
 
 @part
-def tidy(step: Step, runs: Runs, budget: int, room: Room) -> tuple[int, float]:
-    """Removes the runs that a move made unnecessary; returns the changes in excess and in cost.
+def tidy(
+    step: Step, runs: Runs, more: int, dearer: float, budget: int, room: Room
+) -> tuple[int, float]:
+    """Removes the runs that a move made unnecessary.
 
     Candidates are the runs that made the inputs of runs of the trail, or earlier copies of their
     outputs, and in turn the runs that made the inputs of removed ones.
     """
     waiting, trail, done = room.idle, room.trail, room.done[0]
-    left, more, dearer = 0, 0, 0.0
+    left = 0
     for i in range(done):
         key = trail[i] if trail[i] >= 0 else ~trail[i]
         left = _made_for(step, runs, key, waiting, left)

@@ -1,7 +1,8 @@
 """The cheapest schedule within a budget, and the schedule of the lowest peak.
 
-A search (`anneal`) starts from several promising schedules: the tensors that the one-cut program
-keeps, nested segments, cuts, cheap recomputation. It then continues from the best result.
+Searches (`anneal`) start from several promising schedules: the tensors that the one-cut program
+keeps, nested segments, cuts, cheap recomputation. The better half of their results is searched on,
+until one is left.
 
 The search is randomised, so its result need not be optimal. `bounds` bounds the distance from the
 optimum.
@@ -27,7 +28,7 @@ from memory_saving_gradients.planning.reorder import reordered
 from memory_saving_gradients.planning.simulate import simulate
 
 # The budgets of the one-cut program, as shares of the real one, as it ignores transient bytes.
-_KEPT = (1.0, 0.7)
+_KEPT = (1.0, 0.7, 0.5, 0.4)
 
 # The share of an allowed overhead that the one-cut program may use, as it undercounts costs.
 _PROMISED = 0.9
@@ -40,6 +41,9 @@ _LARGEST_PROGRAM = 30_000
 _MOVES = 100_000
 _MANY_OPS = 2_000
 _MOVES_PER_OP = 1_000
+
+# The shares of these moves for a search from a start, and from the better half of the results.
+_FIRST, _AMONG = 32, 8
 
 # The search continues from the best schedule at a lower temperature, then from the same runs in
 # another order: for at most `_ROUNDS` rounds, as long as each makes it cheaper by the share
@@ -98,18 +102,17 @@ def within(
     starts = [*_starts(problem, budget, kept_sets), _lowest_of_cheap(problem, most_runs)]
     starts += [known] if known else []
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
-    schedules = [
-        annealed(problem, start, budget, most_runs, most_moves(problem) // (4 * len(starts)))
-        for start in reported(starts)
-    ]
-    fitting: list[Schedule] = [schedule for schedule in schedules if schedule]
+    moves = most_moves(problem) // _FIRST
+    found = (annealed(problem, start, budget, most_runs, moves) for start in reported(starts))
+    fitting: list[Schedule] = [schedule for schedule in found if schedule]
     if not fitting:
         floor = known or lowest(problem, most_runs)
         if simulate(problem, floor).peak > budget:
             return floor
         fitting.append(floor)
-    best = cheapest(problem, fitting)
-    if _cost(problem, best) < (1 + bound) * problem.costs.sum() * (1 + _CLOSE):
+    enough = (1 + bound) * problem.costs.sum() * (1 + _CLOSE)
+    best = _winner(problem, fitting, budget, most_runs, enough)
+    if _cost(problem, best) < enough:
         return best
     best = _improved(problem, best, budget, most_runs, _LATER_HOT, lambda best, seed: best)
     if problem.waits is None:
@@ -118,6 +121,32 @@ def within(
     other = _improved(problem, best, budget, most_runs, HOT, other_order)
     worth_it = _cost(problem, other) < (1 - _WORTH_IT) * _cost(problem, best)
     return other if worth_it else best
+
+
+def _winner(
+    problem: Problem, schedules: list[Schedule], budget: int, most_runs: int, enough: float
+) -> Schedule:
+    """The best schedule after rounds of searches from the better half of those of the last round.
+
+    Args:
+        problem: the step.
+        schedules: schedules within the budget.
+        budget: the peak allowed, in bytes.
+        most_runs: how often an op may run.
+        enough: the cost, in seconds, below which no better one is looked for.
+    """
+    moves = most_moves(problem) // _AMONG
+    best = cheapest(problem, schedules)
+    for round_ in range(1, len(schedules)):
+        schedules = sorted(schedules, key=functools.partial(_cost, problem))
+        schedules = schedules[: len(schedules) // 2]
+        if len(schedules) < 2 or _cost(problem, best) < enough:
+            break
+        for i, start in enumerate(reported(schedules)):
+            found = annealed(problem, start, budget, most_runs, moves, _LATER_HOT, seed=round_)
+            schedules[i] = cheapest(problem, [start, found] if found else [start])
+        best = cheapest(problem, schedules)
+    return best
 
 
 def _improved(

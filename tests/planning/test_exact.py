@@ -22,20 +22,20 @@ SECONDS = 60
 FALLS_SHORT = {("U-Net, 128 px, batch 4", 0.5): 0.025}
 
 
-def coarse_step(label):
-    """A model's step with eight forward and eight backward ops."""
+def step_of(label):
+    """A model's step."""
     make, batch = MODELS[label]
     with tf.Graph().as_default() as graph:
         step = build_v1(make(), batch)
         first_new = len(graph.get_operations())
         grads = tf.gradients(step.loss, step.variables)
         results = tf.nest.flatten(grads, expand_composites=True)
-        return coarsened(read(BackwardPass.since(first_new, results[0], results)).problem, 8, 8)
+        return read(BackwardPass.since(first_new, results[0], results)).problem
 
 
 def compare(label, share):
     """Overhead above the exact optimum; None where there is no plan or no proven optimum."""
-    step = coarse_step(label)
+    step = coarsened(step_of(label), 8, 8)
     plain = simulate(step, range(len(step.ops)))
     budget = int(share * plain.peak)
     best, proven = least_cost(step, budget, SECONDS)
@@ -64,6 +64,19 @@ def test_the_program_agrees_with_brute_force(budget):
 )
 def test_coarse_plans_are_optimal(label):
     assert compare(label, 0.7) <= 0.01
+
+
+def test_tight_budgets_of_a_network_of_hundreds_of_ops():
+    """Changing which blocks are kept must not stop where one change by itself costs more."""
+    step = step_of("ResNet-50, 96 px, batch 32")
+    plain = simulate(step, range(len(step.ops)))
+    overheads = []
+    for share in (0.28, 0.29, 0.3, 0.31, 0.32, 0.33, 0.34):
+        found = simulate(step, within(step, int(share * plain.peak)))
+        assert found.peak <= share * plain.peak
+        overheads.append(found.cost / plain.cost - 1)
+    # They had a mean of 0.163 before one move could recompute other tensors in the place of one.
+    assert np.mean(overheads) <= 0.155
 
 
 @pytest.mark.slow
