@@ -14,7 +14,13 @@ from memory_saving_gradients.planning.anneal import annealed
 from memory_saving_gradients.planning.nested import Nested
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.progress import reported
-from memory_saving_gradients.planning.search import cheapest, most_moves, times_run, within
+from memory_saving_gradients.planning.search import (
+    cheapest,
+    lowest_of_cheap,
+    most_moves,
+    times_run,
+    within,
+)
 from memory_saving_gradients.planning.simulate import simulate
 
 # The number of budgets at which the frontier is sampled.
@@ -53,9 +59,10 @@ def _frontier(problem: Problem, floor: int, most_runs: int) -> Iterator[Schedule
     yield best
     plain = max(1, simulate(problem, best).peak)
     nested = Nested(problem, plain)
+    cheap = lowest_of_cheap(problem, most_runs)
     budgets = np.geomspace(plain, max(floor, 1), _BUDGETS + 1)[1:]
     for budget in reported(np.ceil(budgets).astype(int).tolist()):
-        starts = [best, *nested.within(budget)]
+        starts = [best, cheap, *nested.within(budget)]
         starts = [start for start in starts if times_run(problem, start) <= most_runs]
         moves = most_moves(problem) // (_BUDGETS * len(starts))
         schedules = [annealed(problem, start, budget, most_runs, moves) for start in starts]

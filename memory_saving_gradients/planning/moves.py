@@ -35,10 +35,10 @@ _TRIES = 20
 
 # The share of moves that free memory where the budget is exceeded; of those that add a run anywhere
 # where it is not; and, of the other moves, the share that removes a run.
-_RELIEVING, _ADDING, _REMOVING = 0.3, 0.4, 0.8
+_RELIEVING, _ADDING, _REMOVING = 0.45, 0.4, 0.7
 
 # In the place of a run that a move removes, it recomputes at most so many other tensors.
-_INSTEAD = 5
+_INSTEAD = 3
 
 
 class Terms(NamedTuple):
@@ -49,12 +49,14 @@ class Terms(NamedTuple):
         most_runs: how often an op may run.
         allowed: how much worse the schedule may become, in seconds.
         price: the price of a byte of excess, in seconds.
+        instead: the share of removed runs in whose place other tensors may be recomputed.
     """
 
     budget: int
     most_runs: int
     allowed: float
     price: float
+    instead: float
 
 
 class Room(NamedTuple):
@@ -99,6 +101,7 @@ def changed(
     relieving = excess > 0 and kind < _RELIEVING
     adding = not relieving and kind < _ADDING
     removing = not (relieving or adding) and kind < _ADDING + _REMOVING * (1 - _ADDING)
+    instead = removing and terms.instead > 0 and np.random.random() < terms.instead
     for time in range(1 + _INSTEAD):
         tensor, place = -1, 0
         if relieving or time > 0:
@@ -112,7 +115,7 @@ def changed(
         if tensor >= 0:
             more, dearer = run_again(step, runs, tensor, place, more, dearer, terms, room)
         more, dearer = tidy(step, runs, more, dearer, terms.budget, room)
-        if not removing or more <= 0 or excess + more <= 0:
+        if not instead or more <= 0 or excess + more <= 0:
             break
     return more, dearer
 

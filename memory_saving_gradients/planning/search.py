@@ -99,7 +99,7 @@ def within(
     kept_sets, bound = _one_cut(problem, budget)
     if bound == math.inf or budget < least_peak(problem):
         return known or lowest(problem, most_runs)
-    starts = [*_starts(problem, budget, kept_sets), _lowest_of_cheap(problem, most_runs)]
+    starts = [*_starts(problem, budget, kept_sets), lowest_of_cheap(problem, most_runs)]
     starts += [known] if known else []
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     moves = most_moves(problem) // _FIRST
@@ -261,7 +261,7 @@ def _low(problem: Problem, max_overhead: float, cut: Schedule) -> Iterator[Sched
     yield from nested.lowest(max_overhead * problem.costs.sum())
 
 
-def _lowest_of_cheap(problem: Problem, most_runs: int) -> Schedule:
+def lowest_of_cheap(problem: Problem, most_runs: int) -> Schedule:
     """The schedule of a low peak in which no expensive op runs twice.
 
     Where recomputing such ops saves little, a search among all schedules seldom finds the schedules

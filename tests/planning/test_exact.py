@@ -75,8 +75,8 @@ def test_tight_budgets_of_a_network_of_hundreds_of_ops():
         found = simulate(step, within(step, int(share * plain.peak)))
         assert found.peak <= share * plain.peak
         overheads.append(found.cost / plain.cost - 1)
-    # They had a mean of 0.163 before one move could recompute other tensors in the place of one.
-    assert np.mean(overheads) <= 0.155
+    # They had a mean of 0.172 before one move could recompute other tensors in the place of one.
+    assert np.mean(overheads) <= 0.165
 
 
 @pytest.mark.slow
