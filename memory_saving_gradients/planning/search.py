@@ -27,7 +27,8 @@ from memory_saving_gradients.planning.progress import reported
 from memory_saving_gradients.planning.reorder import reordered
 from memory_saving_gradients.planning.simulate import simulate
 
-# The budgets of the one-cut program, as shares of the real one, as it ignores transient bytes.
+# The budgets of the one-cut program, as shares of the real one, as it ignores transient bytes; only
+# the first two for problems of more than `_MANY_OPS` ops, where each start takes long.
 _KEPT = (1.0, 0.7, 0.5, 0.4)
 
 # The share of an allowed overhead that the one-cut program may use, as it undercounts costs.
@@ -42,7 +43,7 @@ _MOVES = 100_000
 _MANY_OPS = 2_000
 _MOVES_PER_OP = 1_000
 
-# The shares of these moves for a search from a start, and from the better half of the results.
+# The parts of these moves that a search has from a start, and from the better half of the results.
 _FIRST, _AMONG = 32, 8
 
 # The search continues from the best schedule at a lower temperature, then from the same runs in
@@ -136,15 +137,15 @@ def _winner(
         enough: the cost, in seconds, below which no better one is looked for.
     """
     moves = most_moves(problem) // _AMONG
-    best = cheapest(problem, schedules)
-    for round_ in range(1, len(schedules)):
-        schedules = sorted(schedules, key=functools.partial(_cost, problem))
-        schedules = schedules[: len(schedules) // 2]
-        if len(schedules) < 2 or _cost(problem, best) < enough:
-            break
-        for i, start in enumerate(reported(schedules)):
-            found = annealed(problem, start, budget, most_runs, moves, _LATER_HOT, seed=round_)
-            schedules[i] = cheapest(problem, [start, found] if found else [start])
+    best, round_ = cheapest(problem, schedules), 0
+    while len(schedules) > 3 and _cost(problem, best) >= enough:
+        round_ += 1
+        better = sorted(schedules, key=functools.partial(_cost, problem))[: len(schedules) // 2]
+        found = (
+            annealed(problem, start, budget, most_runs, moves, _LATER_HOT, seed=round_) or start
+            for start in reported(better)
+        )
+        schedules = [cheapest(problem, pair) for pair in zip(better, found, strict=True)]
         best = cheapest(problem, schedules)
     return best
 
@@ -342,7 +343,8 @@ def _one_cut(problem: Problem, budget: int) -> tuple[list[set[int]], float]:
     if len(problem.ops) > _LARGEST_PROGRAM:
         return [], 0.0
     program = one_cut(problem)
-    cuts = [program.solve(int(budget * factor)) for factor in _KEPT]
+    factors = _KEPT if len(problem.ops) <= _MANY_OPS else _KEPT[:2]
+    cuts = [program.solve(int(budget * factor)) for factor in factors]
     sets = [_mostly(cut.kept) for cut in cuts]
     return [kept for kept in sets if kept], cuts[0].overhead
 
