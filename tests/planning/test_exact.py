@@ -2,14 +2,11 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from memory_saving_gradients.planning.search import within
 from memory_saving_gradients.planning.simulate import simulate
-from memory_saving_gradients.reading.backward import BackwardPass
-from memory_saving_gradients.reading.read import read
 from scripts.benchmarks.models import MODELS
-from test_models import build_v1
+from scripts.benchmarks.planning import read_model
 from tests.planning.brute_force import cheapest
 from tests.planning.coarse import coarsened
 from tests.planning.integer_program import least_cost
@@ -22,20 +19,9 @@ SECONDS = 60
 FALLS_SHORT = {("U-Net, 128 px, batch 4", 0.5): 0.025}
 
 
-def step_of(label):
-    """A model's step."""
-    make, batch = MODELS[label]
-    with tf.Graph().as_default() as graph:
-        step = build_v1(make(), batch)
-        first_new = len(graph.get_operations())
-        grads = tf.gradients(step.loss, step.variables)
-        results = tf.nest.flatten(grads, expand_composites=True)
-        return read(BackwardPass.since(first_new, results[0], results)).problem
-
-
 def compare(label, share):
     """Overhead above the exact optimum; None where there is no plan or no proven optimum."""
-    step = coarsened(step_of(label), 8, 8)
+    step = coarsened(read_model(*MODELS[label]), 8, 8)
     plain = simulate(step, range(len(step.ops)))
     budget = int(share * plain.peak)
     best, proven = least_cost(step, budget, SECONDS)
@@ -68,7 +54,7 @@ def test_coarse_plans_are_optimal(label):
 
 def test_tight_budgets_of_a_network_of_hundreds_of_ops():
     """Changing which blocks are kept must not stop where one change by itself costs more."""
-    step = step_of("ResNet-50, 96 px, batch 32")
+    step = read_model(*MODELS["ResNet-50, 96 px, batch 32"])
     plain = simulate(step, range(len(step.ops)))
     overheads = []
     for share in (0.28, 0.29, 0.3, 0.31, 0.32, 0.33, 0.34):
