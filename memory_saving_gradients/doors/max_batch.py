@@ -25,8 +25,8 @@ from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.report.summary import rendered
 
 # The batch sizes that are read first; the share by which another may be off their line; the largest
-# that is searched; how far a batch may be from the one that was planned, as a share; and the factor
-# by which a batch is at least reduced if it does not fit.
+# that is searched; how far the peak, relative to that of the plain step, may be from the one that
+# was planned, as a share; and the factor by which a batch is at least reduced if it does not fit.
 _FIRST = (32, 512)
 _OFF = 0.01
 _LARGEST = 2**20
@@ -83,9 +83,8 @@ def max_batch(
 ) -> MaxBatch:
     """The largest batch that fits into a given memory, plain and with recomputation.
 
-    The step is traced and planned; nothing runs. Each answer is planned within 5 % of its size. As
-    tensors mostly grow linearly with the batch, the step is read at three sizes, and only if it
-    grows otherwise at the size of each answer.
+    The step is traced and planned; nothing runs. As tensors mostly grow linearly with the batch, the
+    step is read at three sizes, and only if it grows otherwise at the size of each answer.
 
     We count the predicted peak of the step, all its variables (weights, the state of the optimizer
     and the metrics) and the inputs. Other memory of a device (the framework itself, workspaces of a
@@ -202,6 +201,7 @@ class _Search:
         one, other = sorted(self._read, key=lambda known: abs(math.log(near / known)))[:2]
         pairs = [*zip(self._read[one], self._read[other], strict=True)]
 
+        @functools.cache
         def at(batch: int) -> list[Problem]:
             return [here.toward(there, (batch - one) / (other - one)) for here, there in pairs]
 
@@ -240,8 +240,9 @@ class _Search:
     def _planned(self, at: _ProblemsAt, name: str, batch: int) -> Largest | None:
         """The largest batch that fits as planned; None for none.
 
-        A schedule is good at other batches, too, but not the best. So we plan at the largest batch
-        that the last schedule allows, until that hardly changes.
+        A schedule is good at another batch as long as tensors have the same shares of the memory
+        there. In a small batch, the gradients of weights count for more. So we plan at the largest
+        batch that the last schedule allows, until its peak is the same share of the plain one.
 
         Args:
             at: gives the step at a batch.
@@ -256,10 +257,23 @@ class _Search:
             for each in filter(None, (answer, judge(batch))):
                 if each.bytes <= self._allowed and each.overhead <= _MOST.get(name, math.inf):
                     best = max(best or each, each, key=lambda one: one.batch_size)
-            if answer is None or abs(answer.batch_size / batch - 1) <= _CLOSE:
+            if answer is None or self._is_alike(at, schedules, batch, answer.batch_size):
                 break
             batch = answer.batch_size
         return best
+
+    def _is_alike(
+        self, at: _ProblemsAt, schedules: Sequence[Schedule | None], one: int, other: int
+    ) -> bool:
+        """Whether schedules have nearly the same share of the plain peak at two batches."""
+
+        def share(batch: int) -> float:
+            plain = self._judged(at, [None] * len(schedules), batch)
+            return (self._judged(at, schedules, batch).bytes - self._step.variables_bytes) / (
+                plain.bytes - self._step.variables_bytes
+            )
+
+        return abs(share(other) / share(one) - 1) <= _CLOSE
 
     def _fitting(self, judge: Callable[[int], Largest], batch: int) -> Largest | None:
         """The largest batch that fits with given schedules, searched from a first one on."""
