@@ -83,8 +83,8 @@ def max_batch(
 ) -> MaxBatch:
     """The largest batch that fits into a given memory, plain and with recomputation.
 
-    The step is traced and planned; nothing runs. As tensors mostly grow linearly with the batch, the
-    step is read at three sizes, and only if it grows otherwise at the size of each answer.
+    The step is traced and planned; nothing runs. As tensors mostly grow linearly with the batch,
+    the step is read at three sizes, and only if it grows otherwise at the size of each answer.
 
     We count the predicted peak of the step, all its variables (weights, the state of the optimizer
     and the metrics) and the inputs. Other memory of a device (the framework itself, workspaces of a

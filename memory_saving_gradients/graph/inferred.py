@@ -111,7 +111,7 @@ class Inferred:
             node.attr.pop("_class", None)  # where it is to be placed
             del node.input[:]
             node.input.extend(_copied(t, prefix, stand_for) for t in op.inputs)
-            if not _tells_more(op) or self._missing:
+            if not tells_more(op) or self._missing:
                 self._append(node)
             elif calls.calls(op):
                 self._call(op, node, stand_for)
@@ -217,7 +217,7 @@ _BY_DATA = frozenset(
 )
 
 
-def _tells_more(op: tf.Operation) -> bool:
+def tells_more(op: tf.Operation) -> bool:
     """Whether we may know more about the output shapes of `op` than TensorFlow infers."""
     if op.type in _BY_DATA:
         return any(not t.shape.is_fully_defined() for t in op.outputs)

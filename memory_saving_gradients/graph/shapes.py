@@ -12,7 +12,15 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls
-from memory_saving_gradients.graph.inferred import Inferred, Sizes, filled, merged, taken, told
+from memory_saving_gradients.graph.inferred import (
+    Inferred,
+    Sizes,
+    filled,
+    merged,
+    taken,
+    tells_more,
+    told,
+)
 from memory_saving_gradients.graph.tf_private import Refusal, constant
 
 #: The sizes assumed for dimensions that the graph leaves unknown (mostly the batch): the first one
@@ -103,7 +111,7 @@ class Shapes:
             for t in op.outputs
             if t.dtype.size and not t.shape.is_fully_defined()
         ]
-        if any(t.op.type != "BroadcastGradientArgs" for t in unknown):
+        if any(_may_be_told(t) for t in unknown):
             self._infer([op for op in operations if _may_tell(op)], known or {})
         for op in operations:
             own = told(op.outputs[0]) if op.type == "Placeholder" else None
@@ -243,6 +251,20 @@ _LIKE_INPUTS = frozenset(
     """BroadcastGradientArgs IdentityN While StatelessWhile SymbolicGradient
     XlaOptimizationBarrier""".split()
 )
+
+
+def _may_be_told(tensor: tf.Tensor) -> bool:
+    """Whether more of an unknown shape may follow from sizes of inputs.
+
+    It does not where the op reads only numbers of known shape: the reserve space of
+    `FusedBatchNormV3` is the only unknown shape of many networks.
+    """
+    op = tensor.op
+    return op.type != "BroadcastGradientArgs" and (
+        not op.inputs
+        or tells_more(op)
+        or any(not (t.dtype.is_floating and t.shape.is_fully_defined()) for t in op.inputs)
+    )
 
 
 def _may_tell(op: tf.Operation) -> bool:

@@ -99,6 +99,19 @@ def test_an_unknown_rank_counts_as_a_scalar(graph):
     assert Shapes(graph.get_operations()).bytes(x) == 4
 
 
+def test_unknown_shapes_that_follow_from_no_size_need_no_copy_of_the_graph(graph, monkeypatch):
+    """Such as the reserve space of a batch normalisation, but not the places of what is not 0."""
+    x, channels = tf.ones((2, 4, 4, 3)), tf.ones(3)
+    normal = v1.nn.fused_batch_norm(x, channels, channels)[0]
+    reserve = normal.op.outputs[5]
+    assert not reserve.shape.is_fully_defined()
+    with monkeypatch.context() as patch:
+        patch.delattr("memory_saving_gradients.graph.shapes.Inferred")
+        assert Shapes(graph.get_operations())(reserve) == []
+    places = tf.where(x)
+    assert Shapes(graph.get_operations())(places) == [2 * 4 * 4 * 3, 4]
+
+
 def test_sizes_that_depend_on_data(graph):
     """The parts of a partition are equal, a mask leaves all in; what is made of them follows."""
     rows = v1.placeholder(tf.float32, (64, 8))
