@@ -17,6 +17,7 @@ from memory_saving_gradients.doors.traced_step import Step, traced_step
 from memory_saving_gradients.options.budgets import OfDevice, parse_budget
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.device_budget import device_bytes
+from memory_saving_gradients.pipeline.loops import alternatives
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import affordable
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
@@ -141,7 +142,7 @@ def max_batch(
             tick()
     for name, most in _MOST.items():  # a better plan of another way within the cost counts, too
         allowing = (one for one in ways.values() if one.overhead <= most)
-        ways[name] = max(allowing, key=lambda one: (one.batch_size, -one.overhead))
+        ways[name] = max(allowing, key=_value)
     return MaxBatch(allowed, step.variables_bytes, ways, step.compiled)
 
 
@@ -155,8 +156,12 @@ _MOST = {f"{most:.0%} extra cost": most for most in (0.1, 0.2, 0.33)}
 _WAYS |= {name: functools.partial(affordable, max_overhead=most) for name, most in _MOST.items()}
 
 
-#: Gives the step at a batch.
-_ProblemsAt: TypeAlias = Callable[[int], list[Problem]]
+# The ways that leave loops as they are, and the number of `alternatives` that others have.
+_PLAIN_LOOPS = ("plain", "speed")
+_OF_LOOPS = 3
+
+#: Gives the backward passes at a batch with one of the alternatives of their loops: 0 is plain.
+_ProblemsAt: TypeAlias = Callable[[int, int], list[Problem]]
 
 
 class _Search:
@@ -165,19 +170,21 @@ class _Search:
     def __init__(self, step: Step, allowed: int) -> None:
         self._step = step
         self._allowed = allowed
-        self._read: dict[int, list[Problem]] = {}
+        self._read: dict[int, list[list[Problem]]] = {}  # of each backward pass its alternatives
         for batch in _FIRST:
             self._read_at(batch)
         self._is_line: bool | None = None  # not known yet
+        self._has_loops = any(plain is not last for plain, *_, last in self._read_at(_FIRST[0]))
 
-    def _read_at(self, batch: int) -> list[Problem]:
+    def _read_at(self, batch: int) -> list[list[Problem]]:
         if batch not in self._read:
             readings = self._step.readings(batch)
             if any(reading.batch_size is None for reading in readings):
                 raise ValueError(
                     "the step fixes the batch of its inputs: leave their first dimension None"
                 )
-            self._read[batch] = [reading.problem for reading in readings]
+            requests = (request for _, request in self._step.passes)
+            self._read[batch] = [*map(alternatives, readings, requests)]
         return self._read[batch]
 
     def _next(self, near: Largest, over: Largest | None) -> int:
@@ -202,15 +209,16 @@ class _Search:
         pairs = [*zip(self._read[one], self._read[other], strict=True)]
 
         @functools.cache
-        def at(batch: int) -> list[Problem]:
-            return [here.toward(there, (batch - one) / (other - one)) for here, there in pairs]
+        def at(batch: int, loops: int) -> list[Problem]:
+            share = (batch - one) / (other - one)
+            return [here[loops].toward(there[loops], share) for here, there in pairs]
 
         return at
 
     def _is_on(self, line: _ProblemsAt, batch: int) -> bool:
         """Whether a batch, as read, is on a line, nearly."""
-        pairs = zip(line(batch), self._read_at(batch), strict=True)
-        peaks = ((plain_peak(ours), plain_peak(read)) for ours, read in pairs)
+        pairs = zip(line(batch, 0), self._read_at(batch), strict=True)
+        peaks = ((plain_peak(ours), plain_peak(read)) for ours, (read, *_) in pairs)
         return all(abs(ours - read) <= _OFF * read for ours, read in peaks)
 
     def largest(self, name: str, known: int) -> Largest:
@@ -225,9 +233,11 @@ class _Search:
             known: a batch to begin with; 0 for none.
         """
         batch = known or _FIRST[0]  # in a small batch activations hardly count
+        ways = 1 if name in _PLAIN_LOOPS or not self._has_loops else _OF_LOOPS
         for _ in range(_READINGS):
             line = self._line(batch)
-            answer = self._planned(line, name, batch)
+            planned = (self._planned(line, name, batch, loops) for loops in range(ways))
+            answer = max(filter(None, planned), key=_value, default=None)
             if answer is None or self._is_line or (batch := answer.batch_size) in self._read:
                 break
             agrees = self._is_on(line, batch)
@@ -237,7 +247,7 @@ class _Search:
                 break
         return answer or Largest(0, self._step.variables_bytes, 0.0, 0.0)
 
-    def _planned(self, at: _ProblemsAt, name: str, batch: int) -> Largest | None:
+    def _planned(self, at: _ProblemsAt, name: str, batch: int, loops: int) -> Largest | None:
         """The largest batch that fits as planned; None for none.
 
         A schedule is good at another batch as long as tensors have the same shares of the memory
@@ -248,30 +258,30 @@ class _Search:
             at: gives the step at a batch.
             name: the way.
             batch: where to plan first.
+            loops: the alternative of its loops.
         """
         best: Largest | None = None
         for _ in range(_PLANS):
-            schedules = [_WAYS[name](problem) for problem in at(batch)]
-            judge = functools.partial(self._judged, at, schedules)
+            schedules = [_WAYS[name](problem) for problem in at(batch, loops)]
+            judge = functools.partial(self._judged, at, loops, schedules)
             answer = self._fitting(judge, batch)
             for each in filter(None, (answer, judge(batch))):
                 if each.bytes <= self._allowed and each.overhead <= _MOST.get(name, math.inf):
                     best = max(best or each, each, key=lambda one: one.batch_size)
-            if answer is None or self._is_alike(at, schedules, batch, answer.batch_size):
+            if answer is None or self._is_alike(at, judge, batch, answer.batch_size):
                 break
             batch = answer.batch_size
         return best
 
     def _is_alike(
-        self, at: _ProblemsAt, schedules: Sequence[Schedule | None], one: int, other: int
+        self, at: _ProblemsAt, judge: Callable[[int], Largest], one: int, other: int
     ) -> bool:
         """Whether schedules have nearly the same share of the plain peak at two batches."""
 
         def share(batch: int) -> float:
-            plain = self._judged(at, [None] * len(schedules), batch)
-            return (self._judged(at, schedules, batch).bytes - self._step.variables_bytes) / (
-                plain.bytes - self._step.variables_bytes
-            )
+            plain = self._judged(at, 0, [None] * len(self._step.passes), batch)
+            fixed = self._step.variables_bytes
+            return (judge(batch).bytes - fixed) / (plain.bytes - fixed)
 
         return abs(share(other) / share(one) - 1) <= _CLOSE
 
@@ -289,15 +299,21 @@ class _Search:
                 break
         return best
 
-    def _judged(self, at: _ProblemsAt, schedules: Sequence[Schedule | None], batch: int) -> Largest:
+    def _judged(
+        self, at: _ProblemsAt, loops: int, schedules: Sequence[Schedule | None], batch: int
+    ) -> Largest:
         """The memory and cost of a batch with given schedules."""
-        problems = at(batch)
-        taken = [_judged(*pair) for pair in zip(problems, schedules, strict=True)]
+        taken = [_judged(*pair) for pair in zip(at(batch, loops), schedules, strict=True)]
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
-        seconds = sum(float(problem.costs.sum()) for problem in problems)
+        seconds = sum(float(problem.costs.sum()) for problem in at(batch, 0))
         costs = sum(cost for _, cost in taken)
         overhead = costs / seconds - 1 if seconds else 0.0
         return Largest(batch, fixed + max(peak for peak, _ in taken), overhead, costs / batch)
+
+
+def _value(answer: Largest) -> tuple[int, float]:
+    """What makes one answer better than another: a larger batch, then less time."""
+    return answer.batch_size, -answer.overhead
 
 
 def _judged(problem: Problem, schedule: Schedule | None) -> tuple[int, float]:

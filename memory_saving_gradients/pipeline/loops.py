@@ -24,6 +24,7 @@ from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.decide import against_plain, decide, value
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.planning.plan_data import LoopPlan
+from memory_saving_gradients.planning.problem import Problem
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.loop_sizes import LoopSizes, sizes_of, with_loops
@@ -145,6 +146,17 @@ def _planned(loops: Loops, segments: Segments, reading: Reading, request: Reques
         return decide(dataclasses.replace(reading, problem=problem), request)
     except BudgetError:
         return None
+
+
+def alternatives(reading: Reading, request: Request) -> list[Problem]:
+    """The step with all loops plain, in single rounds, and in segments, as estimated.
+
+    If loops cannot run again, or not in segments, the last ones are the same.
+    """
+    loops = Loops.of(reading, exact=not request.running_sums)
+    problem = reading.problem
+    found = [with_loops(reading, way, loops.sizes) if way else problem for way in _ways(loops)]
+    return [*found, *found[-1:] * 2][:3]
 
 
 def predicted_plan(reading: Reading, request: Request) -> Plan:

@@ -112,6 +112,17 @@ def test_unknown_shapes_that_follow_from_no_size_need_no_copy_of_the_graph(graph
     assert Shapes(graph.get_operations())(places) == [2 * 4 * 4 * 3, 4]
 
 
+def test_a_sum_over_axes_that_only_a_run_knows_is_as_large_as_its_operand(graph):
+    """As in the gradient of a loop, which pops the shapes that the axes follow from."""
+    x = v1.placeholder(tf.float32, (None, 6))
+    total = tf.reduce_sum(tf.tanh(x), v1.placeholder(tf.int32, (None,)))
+    total.set_shape((None, None))
+    again = tf.reshape(total, v1.placeholder(tf.int32, (2,)))
+    again.set_shape((None, 6))
+    shapes = Shapes(graph.get_operations(), InputSizes(50))
+    assert shapes(total) == shapes(again) == [50, 6]
+
+
 def test_sizes_that_depend_on_data(graph):
     """The parts of a partition are equal, a mask leaves all in; what is made of them follows."""
     rows = v1.placeholder(tf.float32, (64, 8))
