@@ -13,6 +13,8 @@ from memory_saving_gradients.graph.shapes import Shapes
 
 #: The attribute of a loop that tells how many rounds are expected.
 ROUNDS = "_memory_saving_rounds"
+#: The attribute that marks a loop whose gradient recomputes its rounds.
+AGAIN = "_memory_saving_again"
 #: How many rounds run at once where each holds little; elsewhere one, as their memory adds up. Then
 #: the gradients of weights overlap with the next round, which takes a tenth to a quarter less time.
 AT_ONCE = 4

@@ -186,9 +186,9 @@ class Shapes:
         for axis in range(len(sizes)):
             if sizes[axis] is None:
                 unknown = [t for t in alike if self._inferred_sizes(t)[axis] is None]
-                # A sum over axes that only a run knows has known sizes from its operand, too.
-                known = [t for t in alike if t.dtype == tensor.dtype and t.dtype.is_floating]
-                likely[axis] = max((self(t)[axis] for t in unknown or known), default=None)
+                # A sum over axes that only a run knows takes sizes from its operand, too.
+                others = [t for t in alike if t.dtype == tensor.dtype and t.dtype.is_floating]
+                likely[axis] = max((self(t)[axis] for t in unknown or others), default=None)
         if likely.count(None) > 1:  # two unknown sizes are rarely both as large as the batch
             known = math.prod(size or 1 for size in likely)
             return _spread(likely, largest, max(math.prod(largest), self._by_default * known))

@@ -30,6 +30,8 @@ class Op:
         in_place: True where the kernel can write an output into the buffer of an input of equal
             size that nothing reads later.
         expensive: True where the output is worth keeping (matrix products and the like).
+        again: True for a loop whose gradient recomputes its rounds, so that a second run of the
+            loop is the third of its rounds.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Op:
     postponed: bool = False
     in_place: bool = False
     expensive: bool = False
+    again: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,6 +141,11 @@ class Problem:
     def may_repeat(self) -> np.ndarray:
         """Whether each op may run more than once."""
         return np.array([not op.pinned and not op.backward for op in self.ops], dtype=bool)
+
+    @functools.cached_property
+    def runs_within(self) -> np.ndarray:
+        """How often other ops run each op again."""
+        return np.array([op.again for op in self.ops], dtype=np.int64)
 
     @functools.cached_property
     def forward_spans(self) -> tuple[np.ndarray, np.ndarray]:

@@ -91,7 +91,7 @@ class Runs(NamedTuple):
         keys: the runs, ascending.
         live: the bytes of all tensors alive during each run.
         scratch: its workspace, less the buffer that an input lends to an output.
-        times: how often each op runs.
+        times: how often each op runs, alone and within others.
         events: by tensor, the runs that make it (2 * key) and that read it (2 * key + 1),
             ascending. A tensor that lives to the end has one more read, after all runs.
         events_at: where the events of each tensor begin.
@@ -133,7 +133,7 @@ class Runs(NamedTuple):
             roomy(keys),
             roomy(simulation.live),
             roomy(simulation.timeline - simulation.live),
-            np.bincount(ops_of(keys, count), minlength=count),
+            np.bincount(ops_of(keys, count), minlength=count) + problem.runs_within,
             events,
             events_at,
             events_of,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -288,8 +288,9 @@ def most_moves(problem: Problem) -> int:
 
 
 def times_run(problem: Problem, schedule: Schedule) -> int:
-    """How often a schedule runs the op that it runs most often."""
-    return int(np.bincount(schedule, minlength=len(problem.ops)).max(initial=1))
+    """The most runs of an op that a schedule runs again; 1 if it runs none again."""
+    times = np.bincount(schedule, minlength=len(problem.ops))
+    return int((times + problem.runs_within)[times > 1].max(initial=1))
 
 
 def cheapest(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
@@ -312,18 +313,26 @@ def lowest_of(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
 
 def without_expensive(problem: Problem) -> Problem:
     """The problem in which no expensive op may run twice."""
-    ops = tuple(dataclasses.replace(op, pinned=op.pinned or op.expensive) for op in problem.ops)
-    return dataclasses.replace(problem, ops=ops)
+    return _pinning_ops(problem, [op.expensive for op in problem.ops])
+
+
+def without_third_runs(problem: Problem) -> Problem:
+    """The problem in which loops that run again in their gradients may not run twice themselves."""
+    return _pinning_ops(problem, [op.again for op in problem.ops])
 
 
 def pinning(problem: Problem, tensors: Collection[int]) -> Problem:
     """The problem in which the ops that make `tensors` run once, so that these are kept."""
     makers = {problem.made_by[t] for t in tensors}
-    ops = tuple(
-        dataclasses.replace(op, pinned=op.pinned or index in makers)
-        for index, op in enumerate(problem.ops)
-    )
-    return dataclasses.replace(problem, ops=ops)
+    return _pinning_ops(problem, [index in makers for index in range(len(problem.ops))])
+
+
+def _pinning_ops(problem: Problem, pinned: Sequence[bool]) -> Problem:
+    if not any(pinned):
+        return problem
+    ops = zip(problem.ops, pinned, strict=True)
+    also = tuple(dataclasses.replace(op, pinned=op.pinned or pin) for op, pin in ops)
+    return dataclasses.replace(problem, ops=also)
 
 
 def _starts(

@@ -126,6 +126,7 @@ def with_loops(
             tensors[numbers[0]], bytes=sizes[pair].held(rounds)
         )
         again, first = ops[place[pair.backward.name]], ops[place[pair.forward.name]]
+        ops[place[first.name]] = dataclasses.replace(first, again=True)
         # On two levels the first run pushes nothing that the gradient needs. On one level the
         # second does not either, and the gradient pops none of it.
         calls = (3 if rounds == 1 else 1) * len(pair.again) * sizes[pair].rounds

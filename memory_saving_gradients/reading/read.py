@@ -14,6 +14,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, kinds, normalisation, order, tf_private
 from memory_saving_gradients.graph.costs import estimate_seconds
 from memory_saving_gradients.graph.origin import origins
+from memory_saving_gradients.graph.rounds import AGAIN
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
 from memory_saving_gradients.planning.backward_order import backward_order
 from memory_saving_gradients.planning.labels import Labels
@@ -291,6 +292,7 @@ def _problem(
             and not any(t.name in buffers.made_of for t in op.inputs),
             expensive=op.type in kinds.EXPENSIVE
             or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
+            again=op.type in calls.LOOPS and AGAIN in op.node_def.attr,
         )
         for op in ops
     ]

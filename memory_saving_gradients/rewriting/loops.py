@@ -24,7 +24,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.loops import LoopPair, Start, hands_on
-from memory_saving_gradients.graph.rounds import AT_ONCE, ROUNDS
+from memory_saving_gradients.graph.rounds import AGAIN, AT_ONCE, ROUNDS
 from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.rewriting.loop_functions import (
@@ -412,6 +412,7 @@ def _change(
     tf_private.can_be_undone(
         functools.partial(_change_back, op, condition_before, body_before, before)
     )
+    tf_private.set_number(op, AGAIN, 1)
     return tf_private.change_loop(op, condition, body, more, parallel)
 
 

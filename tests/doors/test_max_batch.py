@@ -124,6 +124,38 @@ def test_a_batch_between_two_that_were_read_is_on_their_line():
     assert plain_peak(found) == pytest.approx(plain_peak(between), rel=0.1)
 
 
+def make_rounds():
+    weight = tf.Variable(tf.eye(WIDTH))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH))])
+    def step(h):
+        with tf.GradientTape() as tape:
+            for _ in tf.range(100):
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(h**2)
+        return tape.gradient(loss, weight)
+
+    return step
+
+
+def run_rounds(batch):
+    step, x = make_rounds(), tf.ones((batch, WIDTH))
+    with patch("memory", batch_size=batch):
+        step(x)
+    return lambda: step(x)
+
+
+@pytest.mark.measured
+def test_loops_run_in_segments():
+    found = max_batch(make_rounds(), MEMORY)
+    plain, way = found.ways["plain"], found.ways["memory"]
+    assert found.ways["speed"].batch_size == pytest.approx(plain.batch_size, rel=0.02)
+    assert way.batch_size > 4 * plain.batch_size
+    fixed = found.variables_bytes + way.batch_size * WIDTH * 4
+    run = measure.function_peak(run_rounds, way.batch_size)
+    assert 0.8 * MEMORY < fixed + run <= 1.1 * MEMORY
+
+
 def test_it_prints_as_a_table(found):
     lines = str(found).splitlines()
     assert "0.06 GB" in lines[0]

@@ -113,14 +113,17 @@ def test_unknown_shapes_that_follow_from_no_size_need_no_copy_of_the_graph(graph
 
 
 def test_a_sum_over_axes_that_only_a_run_knows_is_as_large_as_its_operand(graph):
-    """As in the gradient of a loop, which pops the shapes that the axes follow from."""
-    x = v1.placeholder(tf.float32, (None, 6))
-    total = tf.reduce_sum(tf.tanh(x), v1.placeholder(tf.int32, (None,)))
+    """As in the gradient of a loop, which pops its operand, and what the axes follow from."""
+    popped = tf.raw_ops.TensorListPopBack(
+        input_handle=v1.placeholder(tf.variant, ()), element_shape=-1, element_dtype=tf.float32
+    ).tensor
+    popped.set_shape((None, 6))
+    total = tf.reduce_sum(tf.tanh(popped), v1.placeholder(tf.int32, (None,)))
     total.set_shape((None, None))
     again = tf.reshape(total, v1.placeholder(tf.int32, (2,)))
     again.set_shape((None, 6))
     shapes = Shapes(graph.get_operations(), InputSizes(50))
-    assert shapes(total) == shapes(again) == [50, 6]
+    assert shapes(popped) == shapes(total) == shapes(again) == [50, 6]
 
 
 def test_sizes_that_depend_on_data(graph):

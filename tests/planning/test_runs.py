@@ -28,7 +28,8 @@ def check(step, runs, budget):
     found = simulate(step, schedule)
     timeline = (runs.live + runs.scratch)[:length]
     np.testing.assert_array_equal(timeline, found.timeline)
-    np.testing.assert_array_equal(runs.times, np.bincount(schedule, minlength=len(step.ops)))
+    times = np.bincount(schedule, minlength=len(step.ops)) + step.runs_within
+    np.testing.assert_array_equal(runs.times, times)
     assert replay(step, schedule.tolist()) == found.peak
     return total_above(runs, budget)
 

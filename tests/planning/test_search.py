@@ -1,9 +1,11 @@
 """Plans within a budget: valid, within it, and close to the best that there is."""
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from memory_saving_gradients.planning.bounds import one_cut
 from memory_saving_gradients.planning.problem import baseline
 from memory_saving_gradients.planning.search import UNBOUNDED, lowest, pinning, within
 from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.strategies import low
 from tests.planning.brute_force import cheapest
 from tests.planning.problems import chain, problems
 from tests.replay import replay
@@ -30,6 +33,20 @@ def test_plans_replay_and_keep_what_they_promise(step, share, most_runs):
     assert max(Counter(schedule).values()) <= most_runs
     if planned.peak <= budget:
         assert planned.cost >= plain.cost * (1 + one_cut(step).solve(budget).overhead) * (1 - 1e-9)
+
+
+@settings(deadline=None)
+@given(problems(), shares, st.data())
+def test_a_loop_whose_rounds_run_again_is_not_run_a_third_time_if_told_so(step, share, data):
+    again = data.draw(st.lists(st.booleans(), min_size=step.forward_count))
+    pairs = itertools.zip_longest(step.ops, again[: step.forward_count], fillvalue=False)
+    step = dataclasses.replace(
+        step, ops=tuple(dataclasses.replace(op, again=loop) for op, loop in pairs)
+    )
+    budget = int(share * simulate(step, baseline(step)).peak)
+    for schedule in (within(step, budget, 2), lowest(step, 2), low(step)):
+        counts = Counter(np.asarray(schedule).tolist())
+        assert all(counts[i] == 1 for i, op in enumerate(step.ops) if op.again)
 
 
 @settings(max_examples=150, deadline=None)
