@@ -28,3 +28,29 @@ def test_tensors_of_any_size_are_measured(monkeypatch, onednn, kib, count):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", onednn)
     expected = kib * 1024 * count
     assert function_peak(make_chain, kib, count) == pytest.approx(expected, rel=0.1)
+
+
+def make_two_chains(kib, count):
+    """A step that keeps tensors of one size, and then, when these are gone, of another."""
+    sizes = (*zip(kib, count, strict=True),)
+    x = [tf.random.normal((each * 256,)) for each in kib]
+
+    @tf.function
+    def step():
+        total = tf.zeros(())
+        for (_, times), h in zip(sizes, x, strict=True):
+            begin = h = h + total
+            for _ in range(times):
+                h = tf.tanh(h * 1.5)
+            total = tf.reduce_sum(tf.gradients(h, begin)[0])
+        return total
+
+    return step
+
+
+@pytest.mark.parametrize(("kib", "count"), [((98, 1000), (400, 40)), ((1000, 98), (40, 400))])
+def test_small_tensors_and_large_ones_at_other_times_are_not_added(monkeypatch, kib, count):
+    """oneDNN's allocator keeps them apart: each kind has a peak of its own."""
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
+    largest = max(1024 * size * times for size, times in zip(kib, count, strict=True))
+    assert function_peak(make_two_chains, kib, count) == pytest.approx(largest, rel=0.15)
