@@ -90,6 +90,15 @@ def unet(wrap: Wrap) -> keras.Model:
     return keras.Model(inputs, layers.Conv2D(10, 1, activation="softmax")(x))
 
 
+def lstm(wrap: Wrap) -> keras.Model:
+    """Two layers of 512 cells over 512 steps; as output a class for each step."""
+    x = inputs = keras.Input((512, 128))
+    for _ in range(2):
+        start = keras.Input(x.shape[1:])
+        x = wrap(keras.Model(start, layers.LSTM(512, return_sequences=True)(start)))(x)
+    return keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
+
+
 #: label: (builder, batch)
 KERAS_MODELS: dict[str, tuple[Callable[[Wrap], keras.Model], int]] = {
     "ResNet-50, 96 px, batch 32": (resnet50, 32),
@@ -97,6 +106,7 @@ KERAS_MODELS: dict[str, tuple[Callable[[Wrap], keras.Model], int]] = {
     "U-Net, 128 px, batch 8": (unet, 8),
     "EfficientNet-B0, 96 px, batch 32": (efficientnet_b0, 32),
     "MobileNetV3, 96 px, batch 32": (mobilenet_v3, 32),
+    "LSTM, 2 × 512 cells, 512 steps, batch 32": (lstm, 32),
 }
 
 
