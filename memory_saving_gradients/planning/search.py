@@ -94,7 +94,9 @@ def within(
     Returns:
         The schedule. If none was found within the budget, the one of the lowest peak found.
     """
-    for plain in (range(len(problem.ops)), baseline(problem)):
+    # A forward op that first runs after a backward op is copied, so the forward pass comes first.
+    begun = sorted(baseline(problem), key=lambda op: op >= problem.forward_count)
+    for plain in (range(len(problem.ops)), begun):
         if simulate(problem, plain).peak <= budget or not problem.may_repeat.any():
             return plain
     kept_sets, bound = _one_cut(problem, budget)

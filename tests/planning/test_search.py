@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memory_saving_gradients.planning.bounds import one_cut
-from memory_saving_gradients.planning.problem import baseline
+from memory_saving_gradients.planning.problem import Op, Problem, Tensor, baseline, copied
 from memory_saving_gradients.planning.search import UNBOUNDED, lowest, pinning, within
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import low
@@ -47,6 +47,28 @@ def test_a_loop_whose_rounds_run_again_is_not_run_a_third_time_if_told_so(step, 
     for schedule in (within(step, budget, 2), lowest(step, 2), low(step)):
         counts = Counter(np.asarray(schedule).tolist())
         assert all(counts[i] == 1 for i, op in enumerate(step.ops) if op.again)
+
+
+def test_a_backward_op_that_waits_for_nothing_does_not_make_the_forward_pass_run_as_copies():
+    """It begins first in the plain step, which keeps the budget: the gradient of a mean does."""
+    sizes = {"f": 8, "seed": 1, "small": 0, "large": 20}
+    ops = (
+        Op("f", (), (0,)),
+        Op("seed", (), (1,), backward=True),
+        Op("large", (1,), (3,), backward=True),
+        Op("small", (0, 1), (2,), backward=True),
+    )
+    begun = (1, 0, 3, 2)
+    step = Problem(
+        ops,
+        tuple(Tensor(name, size) for name, size in sizes.items()),
+        frozenset({2, 3}),
+        tuple(event for i in begun for event in (i, ~i)),
+    )
+    schedule = within(step, simulate(step, begun).peak)
+    assert simulate(step, range(4)).peak > simulate(step, begun).peak
+    assert list(schedule) == [0, 1, 3, 2]
+    assert not any(copied(step, schedule)[1])
 
 
 @settings(max_examples=150, deadline=None)
