@@ -233,10 +233,10 @@ class _Search:
             known: a batch to begin with; 0 for none.
         """
         batch = known or _FIRST[0]  # in a small batch activations hardly count
-        ways = 1 if name in _PLAIN_LOOPS or not self._has_loops else _OF_LOOPS
+        loops = range(1 if name in _PLAIN_LOOPS or not self._has_loops else _OF_LOOPS)
         for _ in range(_READINGS):
             line = self._line(batch)
-            planned = (self._planned(line, name, batch, loops) for loops in range(ways))
+            planned = (self._planned(line, name, batch, way) for way in loops)
             answer = max(filter(None, planned), key=_value, default=None)
             if answer is None or self._is_line or (batch := answer.batch_size) in self._read:
                 break
