@@ -156,9 +156,8 @@ _MOST = {f"{most:.0%} extra cost": most for most in (0.1, 0.2, 0.33)}
 _WAYS |= {name: functools.partial(affordable, max_overhead=most) for name, most in _MOST.items()}
 
 
-# The ways that leave loops as they are, and the number of `alternatives` that others have.
+# The ways that leave loops as they are.
 _PLAIN_LOOPS = ("plain", "speed")
-_OF_LOOPS = 3
 
 #: Gives the backward passes at a batch with one of the alternatives of their loops: 0 is plain.
 _ProblemsAt: TypeAlias = Callable[[int, int], list[Problem]]
@@ -174,7 +173,9 @@ class _Search:
         for batch in _FIRST:
             self._read_at(batch)
         self._is_line: bool | None = None  # not known yet
-        self._has_loops = any(plain is not last for plain, *_, last in self._read_at(_FIRST[0]))
+        passes = [*zip(*self._read_at(_FIRST[0]), strict=True)]  # by alternative
+        #: the alternatives of loops that differ; only 0 where no loop can run again
+        self._loops = [i for i, now in enumerate(passes) if not i or now != passes[i - 1]]
 
     def _read_at(self, batch: int) -> list[list[Problem]]:
         if batch not in self._read:
@@ -233,10 +234,10 @@ class _Search:
             known: a batch to begin with; 0 for none.
         """
         batch = known or _FIRST[0]  # in a small batch activations hardly count
-        loops = range(1 if name in _PLAIN_LOOPS or not self._has_loops else _OF_LOOPS)
+        ways = [0] if name in _PLAIN_LOOPS else self._loops
         for _ in range(_READINGS):
             line = self._line(batch)
-            planned = (self._planned(line, name, batch, way) for way in loops)
+            planned = (self._planned(line, name, batch, loops) for loops in ways)
             answer = max(filter(None, planned), key=_value, default=None)
             if answer is None or self._is_line or (batch := answer.batch_size) in self._read:
                 break
