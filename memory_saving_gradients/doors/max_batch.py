@@ -304,7 +304,9 @@ class _Search:
         self, at: _ProblemsAt, loops: int, schedules: Sequence[Schedule | None], batch: int
     ) -> Largest:
         """The memory and cost of a batch with given schedules."""
-        taken = [_judged(*pair) for pair in zip(at(batch, loops), schedules, strict=True)]
+        pairs = zip(at(batch, loops), schedules, strict=True)
+        # A plan that is no better than the plain step is not applied; loops in segments always are.
+        taken = [_judged(*pair, at_most_plain=not loops) for pair in pairs]
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
         seconds = sum(float(problem.costs.sum()) for problem in at(batch, 0))
         costs = sum(cost for _, cost in taken)
@@ -317,13 +319,14 @@ def _value(answer: Largest) -> tuple[int, float]:
     return answer.batch_size, -answer.overhead
 
 
-def _judged(problem: Problem, schedule: Schedule | None) -> tuple[int, float]:
-    """The peak of a schedule in bytes, and its cost in seconds; at most those of the plain step."""
+def _judged(problem: Problem, schedule: Schedule | None, at_most_plain: bool) -> tuple[int, float]:
+    """The peak of a schedule in bytes, and its cost in seconds."""
     plain = plain_peak(problem), float(problem.costs.sum())
     if schedule is None:
         return plain
     simulation = simulate(problem, schedule)
-    return min(plain, (simulation.peak, simulation.cost))
+    found = simulation.peak, simulation.cost
+    return min(plain, found) if at_most_plain else found
 
 
 def _table(answer: MaxBatch) -> Table:
