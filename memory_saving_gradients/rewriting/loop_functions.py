@@ -86,18 +86,6 @@ def loop(
     return split(results, begin)
 
 
-def same_loop(
-    name: str, begin: Sequence[tf.Tensor], of: tf.Operation, rounds: int, parallel: int
-) -> list[tf.Tensor]:
-    """Adds a loop with the functions of another one to the default graph; returns its results."""
-    names = [of.get_attr(attribute).name for attribute in ("cond", "body")]
-    tf_private.share_functions(of.graph, tf.compat.v1.get_default_graph())
-    shapes = [tf.TensorShape(shape) for shape in of.get_attr("output_shapes")]
-    results = while_op(name, begin, names, shapes, False, of, parallel)
-    tf_private.set_number(results[0].op, ROUNDS, rounds)
-    return results
-
-
 def while_op(
     name: str,
     begin: Sequence[tf.Tensor],

@@ -40,7 +40,6 @@ from memory_saving_gradients.rewriting.loop_functions import (
     pop,
     push,
     round_function,
-    same_loop,
     split,
     while_op,
 )
@@ -49,7 +48,9 @@ from memory_saving_gradients.rewriting.rewrite import behind_gates
 #: Plans and rewrites the step in a round of a gradient.
 Inside: TypeAlias = Callable[[BackwardPass], object]
 
-_SUMS = frozenset({"Add", "AddV2", "AddN", "Mul"})
+_SUMS = frozenset({"Add", "AddV2", "AddN"})
+# Sums, and what Grappler moves out of them.
+_MERGED = _SUMS | {"Mul"}
 
 
 def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
@@ -195,7 +196,7 @@ def _backward_in_segments(
         own[0] = tf.zeros_like(own[0])
         own[2] = tf.cast(rounds, own[2].dtype)
         own = [full[refilled[i]] if i in refilled else _given(t) for i, t in enumerate(own)]
-        results = same_loop("segment_grad", own, pair.backward, expected, AT_ONCE)
+        results = _gradient_of_segment(pair, own, expected)
         unchanged = {
             i
             for i in range(len(pair.gradient.inputs))
@@ -214,6 +215,37 @@ def _backward_in_segments(
         lambda carry: [carry["counts"][2] < carry["counts"][0]],
     )
     return _new_gradient(pair, condition, body, begin, parallel=1)
+
+
+def _gradient_of_segment(
+    pair: LoopPair, begin: Sequence[tf.Tensor], expected: int
+) -> list[tf.Tensor]:
+    """Runs TensorFlow's gradient over a segment; returns its results."""
+
+    def one_round(carry: Groups) -> Groups:
+        before = carry["grad_ys"]
+        after = _gradient(pair, before, {})
+        _add_in_turn(before, after)
+        return {"grad_ys": after}
+
+    def goes_on(carry: Groups) -> tf.Tensor:
+        condition = pair.gradient_condition
+        known = {t.name: now for t, now in zip(condition.inputs, carry["grad_ys"], strict=True)}
+        (more,) = transplanted(condition, condition.outputs, known)
+        return more
+
+    like: Groups = {"grad_ys": pair.gradient.inputs}
+    results = loop(
+        "segment_grad",
+        {"grad_ys": [*begin]},
+        like,
+        goes_on,
+        one_round,
+        pair.backward,
+        expected,
+        AT_ONCE,
+    )
+    return results["grad_ys"]
 
 
 def _segment_again(
@@ -310,7 +342,7 @@ def _merged_as(pair: LoopPair) -> Iterator[list[tf.Operation]]:
     }
     for op in graph.get_operations()[first_new:]:
         if op.name.partition("/")[2] in several and len(op.outputs[0].consumers()) == 1:
-            if op.type in _SUMS:
+            if op.type in _MERGED:
                 tf_private.set_unmerged(op)
             alone.append(op)
 
@@ -328,6 +360,24 @@ def _gradient(
     return transplanted(
         pair.gradient, pair.gradient.outputs, known, also=pair.gradient.control_outputs
     )
+
+
+def _add_in_turn(before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
+    """Makes a product that a round adds to a sum wait for what earlier rounds add to it.
+
+    Else each of the rounds that run at once would hold its own gradients of weights. Sums of more
+    than two terms stay as they are: their order depends on what holds the terms.
+
+    Args:
+        before: the loop variables of a round of a gradient.
+        after: their values after it.
+    """
+    for total, result in zip(before, after, strict=True):
+        added = kinds.owner(result).op
+        terms = [kinds.owner(t) for t in added.inputs] if added.type in _SUMS else []
+        others = [t.op for t in terms if t is not total]
+        if len(terms) == 2 and len(others) == 1 and others[0].type in kinds.EXPENSIVE:
+            tf_private.add_control_inputs(others[0], [total.op])
 
 
 def _at_hand(pair: LoopPair, start: Start) -> Groups:
@@ -390,6 +440,7 @@ def _round_of_gradient(
         first_new = len(body.get_operations())
         own = [loop_variable(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
         grads = _gradient(pair, own, dict(zip(pair.again, values, strict=True)))
+        _add_in_turn(own, grads)
         carry = {"own": own, **carry}
         body.inputs = flat(carry)
         after = {"own": grads, "lists": [left for left, _ in popped]}
