@@ -111,6 +111,20 @@ def test_a_recurrent_network_takes_less():
     assert peak(ours=True) < 0.5 * peak(ours=False)
 
 
+def test_a_step_of_the_cell_that_nothing_reads_is_not_waited_for():
+    """Keras computes one outside the loop; all layers ran a second time after it."""
+    layers = [L.LSTM(32, return_sequences=True), L.LSTM(32, return_sequences=True), L.Dense(1)]
+    model = keras.Sequential([keras.Input((128, 8)), *layers])
+    model.compile("sgd", "mse", jit_compile=False)
+    save_memory(model, memory_budget=0.5)
+    random = np.random.RandomState(0)
+    model.train_on_batch(random.randn(16, 128, 8), random.randn(16, 128, 1))
+    plan = get_plans(model)[-1]
+    first = plan.problem.forward_count
+    begins = next(place for place, op in enumerate(plan.schedule) if op >= first)
+    assert set(plan.schedule[:begins]) == set(range(first))
+
+
 def test_a_report_foretells_what_is_planned():
     from memory_saving_gradients.doors.traced_step import traced_step
     from memory_saving_gradients.options.options import Options

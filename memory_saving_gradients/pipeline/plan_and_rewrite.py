@@ -193,6 +193,8 @@ def _plan_changed(reading: Reading, request: Request, change: Callable[[], Backw
             plan = _predicted(step, request, now)
         except _SavesNothing:
             plan = plain(now, request, in_bytes(request, now))
+            if request.verify:
+                plan = apply(now, plan, request)
     return against_plain(plan, reading, now.problem)
 
 

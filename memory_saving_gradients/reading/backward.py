@@ -142,7 +142,8 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     nor does that depend on it. If it reads several forward passes, it belongs to the last one. An
     op after a backward pass depends on it, or is needed by such an op; with several backward passes
     we assign none. Forward-mode tangents of activations, from which the tangents of gradients are
-    computed, count as forward pass.
+    computed, count as forward pass. Ops that TensorFlow does not run are in none: Keras computes a
+    step of the cell of a recurrent layer that nothing reads.
     """
     operations = passes[0].graph.get_operations()
     needed = frozenset().union(*(step.needed for step in passes))
@@ -150,6 +151,7 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
     tangents = _made_for_others(created, needed, tf_private.returned(passes[0].graph))
     new = created - tangents
     passes = [dataclasses.replace(step, new=step.new & new) for step in passes]
+    runs = _run(passes[0].graph, needed)
     others = nx.DiGraph()
     for op in operations:
         if op not in needed and op not in new:
@@ -166,7 +168,7 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
         before = [*order.made_of(op), *waits]
         reads = max((belongs.get(other, -1) for other in before), default=-1)
         apart = op in needed or op in elsewhere or op in read_again
-        if reads >= 0 and op in others and not apart:
+        if reads >= 0 and op in others and op in runs and not apart:
             belongs[op] = reads
             beside[reads].add(op)
     if len(passes) > 1:  # an op after one pass may come before another
@@ -174,6 +176,17 @@ def whole_step(passes: Sequence[BackwardPass]) -> list[BackwardPass]:
         return [dataclasses.replace(step, beside=frozenset(ops)) for step, ops in pairs]
     leads = {*order.leading_to(elsewhere, others.predecessors)}
     return [_with(passes[0], beside[0], leads - read_again, read_again, tangents)]
+
+
+def _run(graph: tf.Graph, needed: Collection[tf.Operation]) -> dict[tf.Operation, None]:
+    """The ops of a traced function that TensorFlow runs: those with effects, and what they need."""
+    returned = tf_private.returned(graph)
+    ends = (
+        op
+        for op in graph.get_operations()
+        if op in needed or not calls.only_reads(op) or any(t.name in returned for t in op.outputs)
+    )
+    return order.needed(ends)
 
 
 def _made_for_others(
