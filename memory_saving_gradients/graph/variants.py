@@ -6,8 +6,7 @@ variants; only the ops that fill them tell how large they are.
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 
 import tensorflow as tf
 
@@ -30,13 +29,35 @@ def passed_on(op: tf.Operation, output: int) -> int | None:
     return output if hands_on(body, output) else None
 
 
-def held_bytes(tensor: tf.Tensor, shapes: Shapes, without: Container[int] = ()) -> int:
+def same_lists(op: tf.Operation, read: Container[str]) -> dict[int, int]:
+    """The outputs of a loop that are lists of the same tensors, each with the last of them.
+
+    The result of a round that the next one begins with may be in a list of results, and in lists
+    for the gradient. All hold the same buffers.
+
+    Args:
+        op: any op.
+        read: the names of the tensors that are read; other lists are left out.
+    """
+    bodies = calls.bodies(op) if op.type in calls.LOOPS else []
+    if not bodies:
+        return {}
+    (body,) = bodies
+    lists = {
+        i: frozenset(element.name for element in _elements(body, output))
+        for i, output in enumerate(body.outputs)
+        if output.dtype == tf.variant and op.outputs[i].name in read
+    }
+    last = {elements: i for i, elements in lists.items() if elements}
+    return {i: last[elements] for i, elements in lists.items() if elements}
+
+
+def held_bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
     """The bytes that a variant holds: a list of tensors, or an optional tensor.
 
     Args:
         tensor: a tensor of dtype variant.
         shapes: the shapes of its graph.
-        without: outputs of the same loop that are lists to be ignored, by index.
 
     Returns:
         Bytes; 0 for other variants.
@@ -54,9 +75,8 @@ def held_bytes(tensor: tf.Tensor, shapes: Shapes, without: Container[int] = ()) 
             return _bytes(op.inputs[handed_on], shapes)
         (body,) = calls.bodies(op)
         inside = shapes.within(op, body, body.get_operations())
-        others = [output for i, output in enumerate(body.outputs) if i not in without]
         collection = body.outputs[tensor.value_index]
-        return expected_rounds(op, shapes) * _collected(body, collection, others, inside)
+        return expected_rounds(op, shapes) * _collected(body, collection, inside)
     if op.type in calls.BRANCHES:
         return max(
             (
@@ -75,21 +95,15 @@ def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
     return held_bytes(tensor, shapes) if tensor.dtype == tf.variant else shapes.bytes(tensor)
 
 
-def _collected(
-    body: tf.Graph, collection: tf.Tensor, outputs: Iterable[tf.Tensor], shapes: Shapes
-) -> int:
+def _collected(body: tf.Graph, collection: tf.Tensor, shapes: Shapes) -> int:
     """The bytes that one round of a loop adds to a list.
 
-    Elements that are variables, or that no round changes, add none. The result of a round that the
-    next one begins with can be in two lists among `outputs`, which then share its bytes.
+    Elements that are variables, or that no round changes, add none.
     """
     last = kinds.owner(collection)
     if last.op.type in calls.LOOPS:  # a segment of the rounds
         return held_bytes(last, shapes)
-    lists = [list(_elements(body, output)) for output in outputs]
-    shared = collections.Counter(element.name for added in lists for element in added)
-    elements = _elements(body, collection)
-    return sum(_bytes(element, shapes) // shared[element.name] for element in elements)
+    return sum(_bytes(element, shapes) for element in _elements(body, collection))
 
 
 def _elements(body: tf.Graph, collection: tf.Tensor) -> Iterator[tf.Tensor]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds
+from memory_saving_gradients.graph import calls, kinds
 from memory_saving_gradients.graph.shapes import Shapes
-from memory_saving_gradients.graph.variants import held_bytes, passed_on
+from memory_saving_gradients.graph.variants import held_bytes, passed_on, same_lists
 from memory_saving_gradients.runtimes.runtime import Runtime
 
 #: The tensors that are too small to matter hold, together, at most this share of all bytes.
 NEGLIGIBLE = 0.0005
+
+# TensorFlow runs these without the outputs that nothing reads.
+_WITHOUT_UNREAD = calls.BRANCHES | calls.LOOPS
 
 
 class Buffers:
@@ -24,6 +27,7 @@ class Buffers:
         shapes: the shapes of their tensors.
         runtime: the runtime.
         results: the tensors that live to the end of the step.
+        read: the names of the tensors that are read.
     """
 
     def __init__(
@@ -32,23 +36,30 @@ class Buffers:
         shapes: Shapes,
         runtime: Runtime,
         results: Collection[tf.Tensor],
+        read: Container[str],
     ) -> None:
         self._shown: dict[str, tf.Tensor] = {}
         self._bytes: dict[str, int] = {}  # also of views, and of tensors without a buffer
         own: set[str] = set()
         for op in operations:
+            same = same_lists(op, read) if runtime.lists_refer else {}
             for i, tensor in enumerate(op.outputs):
                 shown = kinds.shown_input(op, i)
                 shown = passed_on(op, i) if shown is None else shown
                 if shown is not None and tensor.dtype not in kinds.HANDLES:
                     self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
                     self._bytes[tensor.name] = self.bytes(shown)
-                elif _is_of_the_step(op, runtime) and tensor.dtype not in kinds.HANDLES:
+                elif tensor.dtype in kinds.HANDLES or not _is_of_the_step(op, runtime):
+                    continue
+                elif op.type not in _WITHOUT_UNREAD or tensor.name in read:
                     known = tensor.dtype != tf.variant
                     size = shapes.bytes(tensor) if known else held_bytes(tensor, shapes)
                     size = runtime.untold_bytes(op, i, shapes) or size
                     self._bytes[tensor.name] = size
-                    own.add(tensor.name)
+                    if same.get(i, i) == i:
+                        own.add(tensor.name)
+                    else:
+                        self._shown[tensor.name] = op.outputs[same[i]]
         #: by name of a tensor without a buffer, the tensors that its readers read instead
         self.made_of = runtime.unbuffered(operations, results, self._bytes)
         owned = [self._bytes[name] for name in own - self.made_of.keys()]

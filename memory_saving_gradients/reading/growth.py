@@ -61,7 +61,7 @@ class Growth:
         operations = [graph.get_operation_by_name(name) for name in self.operations]
         results = [graph.get_tensor_by_name(name) for name in self.results]
         larger = Shapes(operations, self.given.times(_TIMES, self.batch_size))
-        buffers = Buffers(operations, larger, self.runtime, results)
+        buffers = Buffers(operations, larger, self.runtime, results, self.bytes)
         more = (_TIMES - 1) * self.batch_size
         grown = {
             name: (buffers.bytes(graph.get_tensor_by_name(name)) - size) / more

@@ -11,7 +11,6 @@ import tensorflow as tf
 from memory_saving_gradients.graph.loops import LoopPair
 from memory_saving_gradients.graph.rounds import AT_ONCE, counted_rounds, expected_rounds
 from memory_saving_gradients.graph.shapes import Shapes
-from memory_saving_gradients.graph.variants import held_bytes
 from memory_saving_gradients.planning.problem import Problem
 from memory_saving_gradients.reading.read import Reading
 
@@ -27,7 +26,6 @@ class LoopSizes:
         begin: the bytes of the state from which a single round is recomputed.
         segment: the bytes of the state from which a segment of rounds is recomputed.
         once: the bytes of a round that must not be computed twice.
-        lists: other lists of the loop, by name, with the bytes that only they hold.
     """
 
     rounds: int
@@ -36,7 +34,6 @@ class LoopSizes:
     begin: int
     segment: int
     once: int
-    lists: dict[str, int]
 
     def held(self, every: int) -> int:
         """The bytes held if segments of `every` rounds run again; 0 means that none do."""
@@ -76,7 +73,7 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
     inside = shapes.within(pair.forward, pair.body, pair.body.get_operations())
     counted = counted_rounds(pair.forward, shapes)
     rounds = max(1, expected_rounds(pair.forward, shapes))
-    held = sum(held_bytes(pair.forward.outputs[i], shapes) for i in pair.again)
+    held = sum(reading.problem.tensors[i].bytes for i in _numbers(pair, reading))
 
     def of(tensors: Iterable[tf.Tensor]) -> int:
         return sum(inside.bytes(t) for t in tensors if t.dtype.size)
@@ -84,13 +81,14 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
     begin, go_on = (
         of(pair.body.inputs[i] for i in start.states) for start in (pair.to_begin, pair.to_go_on)
     )
-    lists = {
-        t.name: held_bytes(t, shapes, without=pair.again)
-        for i, t in enumerate(pair.forward.outputs)
-        if t.dtype == tf.variant and i not in pair.again
-    }
     once = of(pair.to_begin.once)
-    return LoopSizes(rounds, counted is not None, held // rounds, begin, go_on, once, lists)
+    return LoopSizes(rounds, counted is not None, held // rounds, begin, go_on, once)
+
+
+def _numbers(pair: LoopPair, reading: Reading) -> dict[int, None]:
+    """The tensors of the problem that are lists whose elements can be recomputed."""
+    names = (pair.forward.outputs[i].name for i in pair.again)
+    return dict.fromkeys(reading.tensor_of[name] for name in names if name in reading.tensor_of)
 
 
 # The rounds assumed for `best` if the number is unknown: so many that short segments are wrong.
@@ -111,20 +109,19 @@ def with_loops(
     tensors, ops = [*problem.tensors], [*problem.ops]
     place = {op.name: i for i, op in enumerate(problem.ops)}
     for pair, rounds in every.items():
-        lists = [pair.forward.outputs[i].name for i in pair.again]
-        numbers = [reading.tensor_of[name] for name in lists if name in reading.tensor_of]
+        numbers = [*_numbers(pair, reading)]
         if not rounds or not numbers or pair.backward.name not in place:
             continue
+        # What lists hold that are not for the gradient, it holds also now.
         others = {
-            reading.tensor_of[name]: size
-            for name, size in sizes[pair].lists.items()
-            if name in reading.tensor_of
+            reading.tensor_of[t.name]
+            for i, t in enumerate(pair.forward.outputs)
+            if t.name in reading.tensor_of and i not in pair.again
         }
-        for number, size in {**others, **dict.fromkeys(numbers, 0)}.items():
-            tensors[number] = dataclasses.replace(tensors[number], bytes=size)
-        tensors[numbers[0]] = dataclasses.replace(
-            tensors[numbers[0]], bytes=sizes[pair].held(rounds)
-        )
+        for number in set(numbers) - others:
+            tensors[number] = dataclasses.replace(tensors[number], bytes=0)
+        held = tensors[numbers[0]].bytes + sizes[pair].held(rounds)
+        tensors[numbers[0]] = dataclasses.replace(tensors[numbers[0]], bytes=held)
         again, first = ops[place[pair.backward.name]], ops[place[pair.forward.name]]
         ops[place[first.name]] = dataclasses.replace(first, again=True)
         # On two levels the first run pushes nothing that the gradient needs. On one level the

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, normalisation, order, tf_private
 from memory_saving_gradients.graph.costs import estimate_seconds
+from memory_saving_gradients.graph.live import Live, live
 from memory_saving_gradients.graph.origin import origins
 from memory_saving_gradients.graph.rounds import AGAIN
 from memory_saving_gradients.graph.shapes import NOTHING_GIVEN, InputSizes, Shapes
@@ -132,7 +133,7 @@ def read(
     ops = [
         op
         for op in ordered
-        if op not in walk.idle
+        if (op in walk.needed.operations or op not in step.new)
         and not walk.buffers.is_view(op)
         and touches(op, tensor_of, walk.buffers)
     ]
@@ -184,7 +185,7 @@ class _Walk:
         graph: which ops wait for which.
         operations: the ops, each after those that it waits for.
         backward: the ops of the backward pass.
-        idle: the ops that compute nothing.
+        needed: what the results need of them.
         shapes: the shapes of their tensors.
         buffers: which tensors own memory.
         early: the products that run before their first operand, each with its reader.
@@ -197,7 +198,7 @@ class _Walk:
     graph: nx.DiGraph
     operations: list[tf.Operation]
     backward: set[tf.Operation]
-    idle: set[tf.Operation]
+    needed: Live
     shapes: Shapes
     buffers: Buffers
     early: dict[tf.Operation, tf.Operation]
@@ -219,12 +220,22 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
     executed = step.runtime.obeys_control_edges
     first = restrictions.from_the_start(foldable, backward, shapes) if executed else set()
     backward -= first
-    idle = _idle(operations, step)
-    counted = [op for op in operations if op not in idle]
-    buffers = Buffers(counted, shapes, step.runtime, step.to_end)
+    needed = _needed(graph, operations, step)
+    counted = [op for op in operations if op in needed.operations or op not in step.new]
+    buffers = Buffers(counted, shapes, step.runtime, step.to_end, needed.tensors)
     early = step.runtime.runs_early(graph, backward)
     return _Walk(
-        step, created, graph, operations, backward, idle, shapes, buffers, early, foldable, first
+        step,
+        created,
+        graph,
+        operations,
+        backward,
+        needed,
+        shapes,
+        buffers,
+        early,
+        foldable,
+        first,
     )
 
 
@@ -250,7 +261,9 @@ def _costs(walk: _Walk, ops: Sequence[tf.Operation], cost_model: str) -> _Costs:
     workspaces = {**scratch}
     for op in ops:
         if calls.bodies(op):
-            seconds[op.name], workspaces[op.name] = of_calls(op, runtime, walk.graph, shapes)
+            seconds[op.name], workspaces[op.name] = of_calls(
+                op, runtime, walk.needed.tensors, shapes
+            )
     if cost_model == "measured":
         measured = measure_ops(walk.step, walk.operations, shapes)
         seconds |= {name: measurement.seconds for name, measurement in measured.items()}
@@ -281,7 +294,7 @@ def _problem(
             inputs=numbers(inputs_of[op], tensor_of)
             if op in inputs_of
             else reads(op, tensor_of, buffers),
-            outputs=makes(op, tensor_of, buffers, walk.graph),
+            outputs=makes(op, tensor_of, buffers),
             cost=seconds[op.name],
             reused=normalisation.REUSED if _reuses(op, step.runtime, tensor_of) else 0.0,
             workspace=costs.workspaces[op.name],
@@ -391,27 +404,19 @@ _DEAR = 100
 _NOTHING = 1e-5  # seconds; an op that takes less is never expensive
 
 
-def _idle(operations: Sequence[tf.Operation], step: BackwardPass) -> set[tf.Operation]:
-    """The ops that others only wait for by control edges: Grappler makes them compute nothing.
+def _needed(graph: nx.DiGraph, operations: Sequence[tf.Operation], step: BackwardPass) -> Live:
+    """What the step needs of its ops.
 
-    A v1 optimizer makes all gradients of an op wait for one another, needed or not.
+    A v1 optimizer makes all gradients of an op wait for one another, needed or not; Grappler makes
+    those that others only wait for compute nothing.
     """
-    if step.traced:
-        return set()  # in a tf.function, nothing waits for such ops
-    wanted = {t.op for t in (*step.results, *step.to_end)}
-    ours, idle = set(operations), set[tf.Operation]()
-    for op in reversed(operations):
-        readers = {reader for t in op.outputs for reader in t.consumers() if reader in ours}
-        if (
-            op in step.new
-            and op not in wanted
-            and readers <= idle
-            and op.outputs
-            and not op.op_def.is_stateful
-            and not tf_private.in_control_flow(op)
-        ):
-            idle.add(op)
-    return idle
+    others = (t for op in (*step.beside, *step.after) for t in op.outputs)
+    return live(
+        graph,
+        operations,
+        [*step.results, *step.to_end, *others],
+        for_data=() if step.traced else step.new,
+    )
 
 
 def _backward(

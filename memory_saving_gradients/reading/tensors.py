@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls, kinds, order
+from memory_saving_gradients.graph import kinds, order
 from memory_saving_gradients.planning.problem import Tensor
 from memory_saving_gradients.reading.buffers import Buffers
 
@@ -46,27 +46,7 @@ def numbers(tensors: Iterable[tf.Tensor], tensor_of: dict[str, int]) -> tuple[in
     return tuple(dict.fromkeys(tensor_of[t.name] for t in tensors if t.name in tensor_of))
 
 
-def makes(
-    op: tf.Operation,
-    tensor_of: dict[str, int],
-    buffers: Buffers,
-    step: Container[tf.Operation],
-) -> tuple[int, ...]:
+def makes(op: tf.Operation, tensor_of: dict[str, int], buffers: Buffers) -> tuple[int, ...]:
     """The tensors that `op` makes, views not among them."""
-    owned = (t for t in made_at_all(op, step) if buffers.shown_by(t) is t)
-    return tuple(tensor_of[t.name] for t in owned if t.name in tensor_of)
-
-
-def made_at_all(op: tf.Operation, step: Container[tf.Operation]) -> list[tf.Tensor]:
-    """The outputs of `op`; of branches, and of lists of loops, only those that the step reads.
-
-    TensorFlow prunes the others.
-    """
-    pruned = op.type in calls.BRANCHES
-    if not pruned and op.type not in calls.LOOPS:
-        return op.outputs
-    return [
-        t
-        for t in op.outputs
-        if not (pruned or t.dtype == tf.variant) or any(one in step for one in t.consumers())
-    ]
+    shown = (buffers.shown_by(t) for t in op.outputs)
+    return numbers((t for t in shown if t.op is op), tensor_of)

@@ -244,7 +244,8 @@ class _Edits:
             self._newest.update(
                 (self._buffer(t), (copy, t.value_index))
                 for t in op.outputs
-                if reading.tensor_of.get(t.name) in made
+                # Else the original would run as well, for its small outputs.
+                if index not in self._ran or reading.tensor_of.get(t.name) in made
             )
         else:
             self.inputs.extend((op, i, r) for i, r in enumerate(references) if r.copy)
@@ -260,6 +261,8 @@ class _Edits:
             views.append(tensor)
             tensor = tensor.op.inputs[shown]
         copy, output = self._newest.get(self._buffer(tensor), (None, tensor.value_index))
+        if copy in self.nodes and self.nodes[copy][1] is tensor.op:
+            output = tensor.value_index  # lists of a loop can share a buffer
         reference = _Reference(tensor.op, output, copy)
         for view in reversed(views if copy else []):
             if not calls.may_repeat(view.op):

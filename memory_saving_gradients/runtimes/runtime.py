@@ -37,6 +37,7 @@ class Runtime(abc.ABC):
         keeps_running_sums: whether running sums stay, and are not merged into one sum.
         results_apart: whether the results of a step are in memory that belongs to its caller.
         copies_gathered: whether reading a variable that is also gathered from makes a copy of it.
+        lists_refer: whether a list refers to its elements; else it has copies of them.
         call_seconds: what it takes to call a kernel, in seconds. It counts in functions, as loops
             call small kernels over and over.
     """
@@ -47,6 +48,7 @@ class Runtime(abc.ABC):
     keeps_running_sums = True
     results_apart = False
     copies_gathered = True
+    lists_refer = True
     call_seconds = 0.0
 
     def __init__(self, device: Device) -> None:

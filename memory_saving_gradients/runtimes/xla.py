@@ -31,6 +31,7 @@ class Xla(Runtime):
     keeps_running_sums = False
     results_apart = True
     copies_gathered = False
+    lists_refer = False
 
     @property
     def on_gpu(self) -> bool:

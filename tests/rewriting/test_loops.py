@@ -188,6 +188,29 @@ def test_single_rounds_overlap_only_if_those_of_the_loop_may(asked, run_at_once,
     assert [op.get_attr("parallel_iterations") for op in loops] == 2 * [run_at_once]
 
 
+def one_product(h, c, x, w):
+    a, b, d, o = tf.split((h + x) @ w, 4, axis=1)
+    return tf.sigmoid(a) * tf.tanh(b) * h, tf.sigmoid(d) * c + o
+
+
+def test_rounds_that_run_at_once_add_to_the_gradient_of_a_weight_in_turn(in_segments):
+    in_segments(3)
+    with tf.Graph().as_default():
+        loss, xs, _, _ = network(12, cell=one_product)
+        grads = gradients(loss, xs, checkpoints="memory")
+        (gradient,) = (op for op in order.needed([grads[1].op]) if "recomputing" in op.name)
+        (body,) = calls.bodies(gradient)
+        products = [
+            term.op
+            for op in calls.flattened(body)
+            if op.type == "AddN" and op.outputs[0].shape == xs[1].shape
+            for term in op.inputs
+            if term.op.type == "MatMul"
+        ]
+        assert products
+        assert all(op.control_inputs for op in products)
+
+
 @pytest.mark.parametrize("options", [{"checkpoints": "speed"}, {"max_overhead": 0.05}])
 def test_who_leaves_loops_alone(options):
     _, _, plan = run(gradients, 64, **options)
@@ -324,3 +347,23 @@ def test_loops_that_read_variables_are_measured():
     plan = get_plans(step.get_concrete_function(x).graph)[-1]
     assert plan.loops
     assert 0 < plan.measured_peak_bytes < plan.baseline_peak_bytes
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_a_loop_that_runs_again_as_a_whole_hands_on_the_right_lists():
+    """The results of its rounds are in a list that is stacked, and in one for the gradient."""
+
+    def step(differentiate):
+        with tf.Graph().as_default() as graph:
+            x, w = sequence(), tf.constant(np.random.RandomState(2).randn(8, 8) * 0.4)
+            w, start = tf.cast(w, tf.float32), tf.sin(x)
+            kept = tf.exp(tf.scan(lambda h, now: tf.tanh(h @ w + now), start, x[0]))
+            grads = differentiate(tf.reduce_sum(tf.sin(kept)), [x, w], start)
+            copies = [op for op in graph.get_operations() if op.name.endswith("/recomputed")]
+            with v1.Session() as session:
+                return session.run(grads), any(op.type.endswith("While") for op in copies)
+
+    plain, _ = step(lambda loss, xs, start: tf.gradients(loss, xs))
+    ours, runs_again = step(lambda loss, xs, start: gradients(loss, xs, checkpoints=[start]))
+    assert runs_again
+    assert_same(ours, plain)
