@@ -11,7 +11,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph.loops import LoopPair
 from memory_saving_gradients.graph.rounds import AT_ONCE, counted_rounds, expected_rounds
 from memory_saving_gradients.graph.shapes import Shapes
-from memory_saving_gradients.planning.problem import Problem
+from memory_saving_gradients.planning.problem import Problem, Tensor
 from memory_saving_gradients.reading.read import Reading
 
 
@@ -112,24 +112,27 @@ def with_loops(
         numbers = [*_numbers(pair, reading)]
         if not rounds or not numbers or pair.backward.name not in place:
             continue
-        # What lists hold that are not for the gradient, it holds also now.
+        # The gradient reads states instead of lists, which may hold results of the loop, too. An
+        # output of the loop without bytes, its counter, gives them a name.
+        states = len(tensors)
+        tensors.append(Tensor(pair.forward.outputs[0].name, sizes[pair].held(rounds)))
         others = {
-            reading.tensor_of[t.name]
+            reading.tensor_of.get(t.name)
             for i, t in enumerate(pair.forward.outputs)
-            if t.name in reading.tensor_of and i not in pair.again
+            if i not in pair.again
         }
         for number in set(numbers) - others:
             tensors[number] = dataclasses.replace(tensors[number], bytes=0)
-        held = tensors[numbers[0]].bytes + sizes[pair].held(rounds)
-        tensors[numbers[0]] = dataclasses.replace(tensors[numbers[0]], bytes=held)
         again, first = ops[place[pair.backward.name]], ops[place[pair.forward.name]]
-        ops[place[first.name]] = dataclasses.replace(first, again=True)
+        outputs = (*first.outputs, states)
+        ops[place[first.name]] = dataclasses.replace(first, outputs=outputs, again=True)
         # On two levels the first run pushes nothing that the gradient needs. On one level the
         # second does not either, and the gradient pops none of it.
         calls = (3 if rounds == 1 else 1) * len(pair.again) * sizes[pair].rounds
         more = first.cost - calls * reading.step.runtime.call_seconds
         ops[place[again.name]] = dataclasses.replace(
             again,
+            inputs=(*(i for i in again.inputs if i not in numbers), states),
             cost=again.cost + max(more, 0.0),
             workspace=again.workspace + sizes[pair].working(rounds),
         )
