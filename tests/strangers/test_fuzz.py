@@ -78,6 +78,8 @@ def fit(model, way, grappler=True):
     optimizer = getattr(keras.optimizers, model["optimizer"])(
         **({"use_ema": True} if model["callbacks"] == "moving averages" else {})
     )
+    if model["optimizer"] == "ScheduleFreeAdamW":  # in a trace, Keras loses its initial values
+        optimizer.build(made.trainable_variables)
     made.compile(
         optimizer,
         "mse",
