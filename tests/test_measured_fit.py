@@ -18,7 +18,7 @@ BATCH = 32
 
 def convolutional():
     x = inputs = keras.Input((64, 64, 3))
-    for _ in range(10):
+    for _ in range(6):
         x = layers.Conv2D(32, 3, padding="same", use_bias=False)(x)
         x = layers.Dropout(0.1)(layers.Activation("tanh")(x))
     x = layers.GlobalAveragePooling2D()(x)
@@ -28,7 +28,7 @@ def convolutional():
 def attention():
     x = inputs = keras.Input((128,), dtype="int32")
     x = layers.Embedding(512, 128)(x)
-    for _ in range(6):
+    for _ in range(3):
         y = layers.LayerNormalization()(x)
         x = x + layers.MultiHeadAttention(4, 32)(y, y)
         y = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
