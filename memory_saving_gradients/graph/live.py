@@ -90,8 +90,8 @@ def loop_variables(op: tf.Operation, read: Container[str]) -> set[int] | None:
         results = [body.outputs[i] for i in needed]
         ends = [*(t.op for t in results), *body.control_outputs]
         graph = order.dependencies(ends)
-        read = live(graph, [*nx.topological_sort(graph)], results).tensors
-        more = needed | {i for i, t in enumerate(body.inputs) if t.name in read}
+        runs = live(graph, [*nx.topological_sort(graph)], results).operations
+        more = needed | {i for i, t in enumerate(body.inputs) if t.op in runs}
         if more == needed:
             return needed
         needed = more

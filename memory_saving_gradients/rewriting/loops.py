@@ -376,8 +376,13 @@ def _add_in_turn(before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> Non
         added = kinds.owner(result).op
         terms = [kinds.owner(t) for t in added.inputs] if added.type in _SUMS else []
         others = [t.op for t in terms if t is not total]
-        if len(terms) == 2 and len(others) == 1 and others[0].type in kinds.EXPENSIVE:
+        if len(terms) == 2 and len(others) == 1 and _is_for_one_sum(others[0]):
             tf_private.add_control_inputs(others[0], [total.op])
+
+
+def _is_for_one_sum(op: tf.Operation) -> bool:
+    """Whether an op is a product that nothing else reads: others would wait for the sum as well."""
+    return op.type in kinds.EXPENSIVE and sum(len(t.consumers()) for t in op.outputs) == 1
 
 
 def _at_hand(pair: LoopPair, start: Start) -> Groups:

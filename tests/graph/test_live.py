@@ -41,6 +41,18 @@ def test_the_gradient_of_a_sequence_is_not_needed_unless_it_is_asked_for(graph):
     assert lists & what_is_read(graph, [of_weight, of_sequence])
 
 
+def test_what_a_needed_op_of_a_round_waits_for_is_needed(graph):
+    def body(i, read, awaited):
+        with tf.control_dependencies([awaited]):
+            return i + 1, tf.sin(read), awaited + 1.0
+
+    read, awaited = (v1.placeholder(tf.float32, (4,), name) for name in ("read", "awaited"))
+    _, wanted, _ = tf.while_loop(lambda i, *_: i < 7, body, (0, read, awaited))
+    loop = wanted.op.inputs[0].op
+    needed = loop_variables(loop, {wanted.op.inputs[0].name})
+    assert {read.op.name, awaited.op.name} <= {loop.inputs[i].op.name for i in needed}
+
+
 def test_what_others_only_wait_for_runs_unless_only_its_data_counts(graph):
     waited, read = tf.sin(tf.ones(4)), tf.ones(4)
     with tf.control_dependencies([waited]):

@@ -139,6 +139,25 @@ def test_memory_grows_with_the_square_root_of_the_rounds():
     assert ours[1][1] < 1.25 * ours[1][2].peak_bytes  # as predicted
 
 
+@pytest.mark.measured
+@pytest.mark.parametrize("name", ["branch_inside", "loop_inside", "lstm", "scan"])
+def test_a_loop_takes_no_more_than_predicted(name, monkeypatch):
+    steps, rows, width = 96, 64, 96
+    monkeypatch.setattr("tests.loops.STEPS", steps)
+    random = np.random.RandomState(2)
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, (steps, rows, width))
+        w = tf.constant(random.randn(width, width).astype("f") * 0.1)
+        grads = gradients(tf.reduce_sum(FORMS[name](x, w)), [w], checkpoints="memory")
+        with v1.Session() as session:
+            fed = {x: random.randn(*x.shape).astype("f")}
+            session.run(grads, fed)
+            peak = session_peak(session, grads, fed)
+        (plan,) = get_plans(graph)
+    assert peak < 1.15 * plan.peak_bytes
+    assert peak < 0.3 * plan.baseline_peak_bytes
+
+
 @pytest.mark.usefixtures("deterministic")
 def test_rounds_that_only_a_run_tells():
     lengths = [0, 1, 2, 3, 11, 12, 13, 100]
