@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients import BudgetError, Plan, get_plans, measure
+from scripts.benchmarks.fresh import ROOT
 from test_models import Model, build_v1
 
 #: How often each step is timed.
@@ -127,6 +132,18 @@ def timed(steps: dict[str, Callable[[], Any]], plain: str) -> dict[str, dict]:
             "time_ratio": middle,
             "quartiles": [low, high],
         }
+    return found
+
+
+def in_jax(network: str) -> dict[str, dict]:
+    """Peak and time of each way of `jax.checkpoint` on a network of `peers_jax`, where JAX is."""
+    command = [sys.executable, "-m", "scripts.benchmarks.peers_jax", network]
+    settings = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    settings.pop("XLA_FLAGS", None)  # TensorFlow's
+    ran = subprocess.run(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, check=True)
+    found = json.loads(ran.stdout.splitlines()[-1])
+    for row in found.values():
+        row["time_ratio"] = row["seconds"] / found["JAX"]["seconds"]
     return found
 
 

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import time
@@ -28,8 +27,8 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.measure import StepPeak
-from scripts.benchmarks.common import Step, measure_ways, timed
-from scripts.benchmarks.fresh import ROOT, fresh
+from scripts.benchmarks.common import Step, in_jax, measure_ways, timed
+from scripts.benchmarks.fresh import fresh
 from scripts.benchmarks.stamp import stamp
 from test_models import GPT, Model, ResNet50, UNet
 
@@ -146,15 +145,6 @@ def measured_fit(label: str) -> dict[str, dict]:
     return measure_ways({way: functools.partial(build_fit, label, way) for way in WAYS})
 
 
-def in_jax(label: str) -> dict[str, dict]:
-    """Peak and time of each way of `jax.checkpoint` on one network."""
-    command = [sys.executable, "-m", "scripts.benchmarks.peers_jax", IN_JAX[label]]
-    settings = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    settings.pop("XLA_FLAGS", None)  # TensorFlow's
-    ran = subprocess.run(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, check=True)
-    return json.loads(ran.stdout.splitlines()[-1])
-
-
 def unequal(label: str) -> dict[str, int]:
     """How many gradients of each way differ from the plain ones in a bit, without XLA.
 
@@ -237,7 +227,7 @@ def parts(on_gpu: bool) -> dict[str, functools.partial]:
         found[f"{labels[0]}, times {BEYOND}"] = functools.partial(beyond, labels[0])
     if on_gpu and importlib.util.find_spec("jax"):
         for label in IN_JAX:
-            found[f"JAX, {label}"] = functools.partial(in_jax, label)
+            found[f"JAX, {label}"] = functools.partial(in_jax, IN_JAX[label])
     return found
 
 

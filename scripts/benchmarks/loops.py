@@ -1,19 +1,21 @@
 """Networks written as a loop: measured peaks and times, and how the peak grows with the rounds.
 
-Beside ours stand the plain step and `tf.recompute_grad` around the body of the loop. Sessions have
-default options. On 2 cores it takes about 20 minutes.
+Beside ours stand the plain step and `tf.recompute_grad` around the body of the loop and, where JAX
+is installed, `jax.checkpoint` in `jax.lax.scan`. Sessions have default options. On 2 cores it takes
+about 7 minutes.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients import gradients
-from scripts.benchmarks.common import Section, Step, in_session, measure_ways
+from scripts.benchmarks.common import Section, Step, in_jax, in_session, measure_ways
 from test_models.loops import LoopLSTM, LoopResNet, NeuralODE
 from test_models.model import Model
 
@@ -34,6 +36,9 @@ WAYS: dict[str, tuple[Callable[..., list], dict[str, Any]]] = {
     "memory": (functools.partial(gradients, checkpoints="memory"), {}),
     "0.5": (functools.partial(gradients, memory_budget=0.5), {}),
 }
+
+#: The networks that JAX trains, too, by their names in `peers_jax`.
+IN_JAX = {"LSTM, 2 × 512 cells, 512 steps, batch 32": "lstm"}
 
 #: The steps of a neural ODE, for the figure: nothing but its rounds grows.
 ROUNDS = {f"{rounds}": rounds for rounds in (64, 256, 1024, 4096)}
@@ -57,7 +62,14 @@ def rounds(label: str) -> dict[str, int]:
     }
 
 
+def beside(label: str) -> dict[str, dict]:
+    """Peak and time of each way in JAX."""
+    return in_jax(IN_JAX[label])
+
+
 SECTIONS = {
     "networks": Section(NETWORKS, network),
     "rounds": Section(ROUNDS, rounds),
 }
+if importlib.util.find_spec("jax"):
+    SECTIONS["jax"] = Section(IN_JAX, beside)

@@ -1,8 +1,8 @@
-"""Networks of the benchmarks in JAX, by `jax.checkpoint`, on a GPU or as programs for one.
+"""Networks of the benchmarks in JAX, by `jax.checkpoint`: run, or as programs for a GPU.
 
-`python -m scripts.benchmarks.peers_jax gpt|gpt12|gpt2|resnet50 FOLDER` writes the steps there, one
-for each way, and prints the ways. Without a folder it runs them, and prints what they take. Nothing
-here needs TensorFlow.
+`python -m scripts.benchmarks.peers_jax gpt|gpt12|gpt2|lstm|resnet50 FOLDER` writes the steps there,
+one for each way, and prints the ways. Without a folder it runs them, and prints what they take.
+Nothing here needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """What is put around each block, and the chunks of the loss."""
+    """What is put around each block, the chunks of the loss, and the steps of a segment."""
 
     around: Callable[[Callable], Callable] = lambda part: part
     chunks: int = 1
+    every: int = 1
 
     def __call__(self, part: Callable, weights: Sequence[Any], h: Any) -> Any:
         """Equal blocks, one after the other."""
@@ -179,6 +180,36 @@ def gpt(way: Way, sizes: Sizes = Sizes()) -> tuple[Callable, Any, tuple]:
     return loss, weights, (jnp.asarray(random.integers(0, words, (8, length + 1))),)
 
 
+# LSTM, as test_models.LoopLSTM has it.
+
+
+def cells(kernels: Any, states: Any, x: Any) -> Any:
+    made = []
+    for kernel, (h, c) in zip(kernels, states, strict=True):
+        a, b, d, o = jnp.split(jnp.concatenate([x, h], 1) @ kernel, 4, 1)
+        c = jax.nn.sigmoid(b) * c + jax.nn.sigmoid(a) * jnp.tanh(d)
+        x = jax.nn.sigmoid(o) * jnp.tanh(c)
+        made.append((x, c))
+    return made
+
+
+def lstm(way: Way, width: int = 512, steps: int = 512, layers: int = 2) -> tuple:
+    random = np.random.default_rng(0)
+    scale = width**-0.5
+    kernels = [normal(random, 2 * width, 4 * width, scale=scale) for _ in range(layers)]
+
+    def loss(kernels: Any, x: Any) -> Any:
+        def segment(states: Any, xs: Any) -> tuple:
+            return jax.lax.scan(lambda states, x: (cells(kernels, states, x), None), states, xs)
+
+        begin = jnp.zeros_like(x[:, 0])
+        xs = jnp.moveaxis(x, 1, 0).reshape(-1, way.every, *begin.shape)
+        states, _ = jax.lax.scan(way.around(segment), [(begin, begin)] * layers, xs)
+        return (states[-1][0] ** 2).mean()
+
+    return loss, kernels, (normal(random, 32, steps, width, scale=1.0),)
+
+
 WAYS = {
     "JAX": Way(),
     "jax.checkpoint by block": Way(jax.checkpoint),
@@ -197,6 +228,13 @@ CHUNKED = {name: WAYS[name] for name in ("JAX", "jax.checkpoint by block")} | {
     "jax.checkpoint by block, loss in 16 chunks": Way(jax.checkpoint, chunks=16)
 }
 
+#: A loop by itself, and by hand in segments of about the square root of its steps.
+SEGMENTS = {
+    "JAX": Way(every=512),
+    "jax.checkpoint around the body": Way(jax.checkpoint),
+    "jax.checkpoint around 16 steps": Way(jax.checkpoint, every=16),
+}
+
 GPT_2 = functools.partial(gpt, sizes=Sizes(768, 1024, 50_257, 12))
 
 NETWORKS: dict[str, Callable[[Way], tuple]] = {
@@ -204,13 +242,18 @@ NETWORKS: dict[str, Callable[[Way], tuple]] = {
     "gpt": gpt,
     "gpt12": functools.partial(gpt, sizes=Sizes(768, 1024, 8192, 12, layers=12)),
     "gpt2": GPT_2,
+    "lstm": lstm,
 }
+
+
+def ways_of(network: Callable[[Way], tuple]) -> dict[str, Way]:
+    return {GPT_2: CHUNKED, lstm: SEGMENTS}.get(network, WAYS)
 
 
 def write(network: Callable[[Way], tuple], folder: Path) -> None:
     """Writes the network's steps as StableHLO, and prints the ways by the names of the files."""
     files: dict[str, str] = {}
-    for name, way in (CHUNKED if network is GPT_2 else WAYS).items():
+    for name, way in ways_of(network).items():
         loss, weights, inputs = network(way)
         lowered = (
             jax.jit(jax.grad(loss)).trace(weights, *inputs).lower(lowering_platforms=("cuda",))
@@ -227,7 +270,7 @@ def run(network: Callable[[Way], tuple], rounds: int = 5) -> None:
     """
     steps: dict[str, Callable[[], Any]] = {}
     found: dict[str, dict] = {}
-    for name, way in WAYS.items():
+    for name, way in ways_of(network).items():
         loss, weights, inputs = network(way)
         step = jax.jit(jax.value_and_grad(loss)).lower(weights, *inputs).compile()
         sizes = step.memory_analysis()

@@ -56,6 +56,7 @@ def texts(files: dict[str, dict], mixed: bool) -> dict[str, str]:
         "predictions": tables.predictions_table(results["models"]),
         "planning": notes.planning(results["models"], results["planning"]),
         "loops": tables.loops_table(results["loops"]["networks"]),
+        "loops jax": tables.loops_beside_jax(results["loops"]),
         "pieces": tables.pieces_table(results["pieces"]),
         "eager": tables.eager_table(results["eager"]),
     }

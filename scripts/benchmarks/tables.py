@@ -210,6 +210,25 @@ def loops_table(rows: dict) -> str:
     return table(labelled(rows), columns)
 
 
+def loops_beside_jax(results: dict) -> str:
+    """Loops in JAX, beside ours."""
+    headings = {
+        "jax.checkpoint around the body": "around the body",
+        "jax.checkpoint around 16 steps": "around 16 steps, by hand",
+    }
+    rows = {
+        label: row | results["networks"][label] for label, row in results.get("jax", {}).items()
+    }
+    columns = [
+        Column("network", label),
+        Column("`jax.lax.scan`", megabytes("JAX"), "{:,.0f} MB"),
+        *(Column(f"`jax.checkpoint` {text}", beside("JAX", way)) for way, text in headings.items()),
+        Column("`tf.while_loop`", megabytes("tf.gradients"), "{:,.0f} MB"),
+        Column("ours, `memory`", beside("tf.gradients", "memory")),
+    ]
+    return table(labelled(rows), columns)
+
+
 #: A loss in chunks by hand, in JAX.
 CHUNKED = "jax.checkpoint by block, loss in 16 chunks"
 
