@@ -133,7 +133,7 @@ def read(
     ops = [
         op
         for op in ordered
-        if (op in walk.needed.operations or op not in step.new)
+        if op not in walk.idle
         and not walk.buffers.is_view(op)
         and touches(op, tensor_of, walk.buffers)
     ]
@@ -185,7 +185,8 @@ class _Walk:
         graph: which ops wait for which.
         operations: the ops, each after those that it waits for.
         backward: the ops of the backward pass.
-        needed: what the results need of them.
+        idle: the ops that compute nothing that is needed.
+        read: the names of the tensors that are read.
         shapes: the shapes of their tensors.
         buffers: which tensors own memory.
         early: the products that run before their first operand, each with its reader.
@@ -198,7 +199,8 @@ class _Walk:
     graph: nx.DiGraph
     operations: list[tf.Operation]
     backward: set[tf.Operation]
-    needed: Live
+    idle: set[tf.Operation]
+    read: frozenset[str]
     shapes: Shapes
     buffers: Buffers
     early: dict[tf.Operation, tf.Operation]
@@ -221,7 +223,8 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
     first = restrictions.from_the_start(foldable, backward, shapes) if executed else set()
     backward -= first
     needed = _needed(graph, operations, step)
-    counted = [op for op in operations if op in needed.operations or op not in step.new]
+    idle = {op for op in operations if op in step.new and op not in needed.operations}
+    counted = [op for op in operations if op not in idle]
     buffers = Buffers(counted, shapes, step.runtime, step.to_end, needed.tensors)
     early = step.runtime.runs_early(graph, backward)
     return _Walk(
@@ -230,7 +233,8 @@ def _walk(step: BackwardPass, sizes: InputSizes) -> _Walk:
         graph,
         operations,
         backward,
-        needed,
+        idle,
+        needed.tensors,
         shapes,
         buffers,
         early,
@@ -261,9 +265,7 @@ def _costs(walk: _Walk, ops: Sequence[tf.Operation], cost_model: str) -> _Costs:
     workspaces = {**scratch}
     for op in ops:
         if calls.bodies(op):
-            seconds[op.name], workspaces[op.name] = of_calls(
-                op, runtime, walk.needed.tensors, shapes
-            )
+            seconds[op.name], workspaces[op.name] = of_calls(op, runtime, walk.read, shapes)
     if cost_model == "measured":
         measured = measure_ops(walk.step, walk.operations, shapes)
         seconds |= {name: measurement.seconds for name, measurement in measured.items()}

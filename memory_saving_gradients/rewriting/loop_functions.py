@@ -54,26 +54,28 @@ def loop_variable(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 def condition_for(condition: Any, like: Groups) -> Any:
     """The condition of a loop with additional loop variables, which come after its own."""
+    return function(condition.name, like, lambda carry: [goes_on(condition, carry["own"])])
 
-    def make(carry: Groups) -> list[tf.Tensor]:
-        known = {t.name: now for t, now in zip(condition.inputs, carry["own"], strict=True)}
-        return transplanted(condition, condition.outputs, known)
 
-    return function(condition.name, like, make)
+def goes_on(condition: Any, variables: Sequence[tf.Tensor]) -> tf.Tensor:
+    """What the condition of a loop says of its loop variables."""
+    known = {t.name: now for t, now in zip(condition.inputs, variables, strict=True)}
+    (more,) = transplanted(condition, condition.outputs, known)
+    return more
 
 
 def loop(
     name: str,
     begin: Groups,
     like: Groups,
-    goes_on: Callable[[Groups], tf.Tensor],
+    has_more: Callable[[Groups], tf.Tensor],
     one_round: Callable[[Groups], Groups],
     of: tf.Operation,
     rounds: int,
     parallel: int,
 ) -> Groups:
     """Adds a loop to the default graph, with the attributes of another one; returns its results."""
-    condition = function(f"{name}_cond", like, lambda carry: [goes_on(carry)])
+    condition = function(f"{name}_cond", like, lambda carry: [has_more(carry)])
     body = round_function(name, like, one_round)
     graph = tf.compat.v1.get_default_graph()
     names = [tf_private.function_of(one, graph) for one in (condition, body)]

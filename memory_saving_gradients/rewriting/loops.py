@@ -33,6 +33,7 @@ from memory_saving_gradients.rewriting.loop_functions import (
     empty_list,
     flat,
     function,
+    goes_on,
     item,
     loop,
     loop_variable,
@@ -146,7 +147,7 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
                 "once": [*map(push, carry["once"], once)],
             }
 
-        def goes_on(carry: Groups) -> tf.Tensor:
+        def has_more(carry: Groups) -> tf.Tensor:
             place, every = carry["place"]
             own = {
                 pair.condition.inputs[i].name: t for i, t in zip(stay, carry["own"], strict=True)
@@ -154,7 +155,7 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
             (more,) = transplanted(pair.condition, pair.condition.outputs, own)
             return tf.logical_and(place < every, more)
 
-        results = loop("segment", within, like, goes_on, one_round, pair.forward, rounds, 1)
+        results = loop("segment", within, like, has_more, one_round, pair.forward, rounds, 1)
         after = dict(zip(stay, results["own"], strict=True))
         unchanged = {i for i in stay if hands_on(pair.body, i)}
         return {
@@ -228,18 +229,11 @@ def _gradient_of_segment(
         _add_in_turn(before, after)
         return {"grad_ys": after}
 
-    def goes_on(carry: Groups) -> tf.Tensor:
-        condition = pair.gradient_condition
-        known = {t.name: now for t, now in zip(condition.inputs, carry["grad_ys"], strict=True)}
-        (more,) = transplanted(condition, condition.outputs, known)
-        return more
-
-    like: Groups = {"grad_ys": pair.gradient.inputs}
     results = loop(
         "segment_grad",
         {"grad_ys": [*begin]},
-        like,
-        goes_on,
+        {"grad_ys": pair.gradient.inputs},
+        lambda carry: goes_on(pair.gradient_condition, carry["grad_ys"]),
         one_round,
         pair.backward,
         expected,
@@ -289,10 +283,10 @@ def _segment_again(
             "lists": [*map(push, carry["lists"], results[new:])],
         }
 
-    def goes_on(carry: Groups) -> tf.Tensor:
+    def has_more(carry: Groups) -> tf.Tensor:
         return carry["place"][0] < carry["place"][1]
 
-    results = loop("again", within, like, goes_on, one_round, pair.forward, expected, AT_ONCE)
+    results = loop("again", within, like, has_more, one_round, pair.forward, expected, AT_ONCE)
     return dict(zip(pair.again, results["lists"], strict=True))
 
 
