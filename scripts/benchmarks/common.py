@@ -135,7 +135,7 @@ def timed(steps: dict[str, Callable[[], Any]], plain: str) -> dict[str, dict]:
     return found
 
 
-def in_jax(network: str) -> dict[str, dict]:
+def run_in_jax(network: str) -> dict[str, dict]:
     """Peak and time of each way of `jax.checkpoint` on a network of `peers_jax`, where JAX is."""
     command = [sys.executable, "-m", "scripts.benchmarks.peers_jax", network]
     settings = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

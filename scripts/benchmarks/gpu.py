@@ -27,7 +27,7 @@ import tensorflow as tf
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.measure import StepPeak
-from scripts.benchmarks.common import Step, in_jax, measure_ways, timed
+from scripts.benchmarks.common import Step, measure_ways, run_in_jax, timed
 from scripts.benchmarks.fresh import fresh
 from scripts.benchmarks.stamp import stamp
 from test_models import GPT, Model, ResNet50, UNet
@@ -227,7 +227,7 @@ def parts(on_gpu: bool) -> dict[str, functools.partial]:
         found[f"{labels[0]}, times {BEYOND}"] = functools.partial(beyond, labels[0])
     if on_gpu and importlib.util.find_spec("jax"):
         for label in IN_JAX:
-            found[f"JAX, {label}"] = functools.partial(in_jax, IN_JAX[label])
+            found[f"JAX, {label}"] = functools.partial(run_in_jax, IN_JAX[label])
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients import gradients
-from scripts.benchmarks.common import Section, Step, in_jax, in_session, measure_ways
+from scripts.benchmarks.common import Section, Step, in_session, measure_ways, run_in_jax
 from test_models.loops import LoopLSTM, LoopResNet, NeuralODE
 from test_models.model import Model
 
@@ -64,7 +64,7 @@ def rounds(label: str) -> dict[str, int]:
 
 def beside(label: str) -> dict[str, dict]:
     """Peak and time of each way in JAX."""
-    return in_jax(IN_JAX[label])
+    return run_in_jax(IN_JAX[label])
 
 
 SECTIONS = {
