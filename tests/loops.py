@@ -14,6 +14,16 @@ def weight():
     return tf.Variable((np.random.RandomState(2).randn(WIDTH, WIDTH) * 0.4).astype("f"))
 
 
+def all_in_segments(every, some=False):
+    """A choice for all loops: segments of so many rounds that keep every other element, or none."""
+
+    def choose(loops, reading, request):
+        kept = {pair: [pair.elements[i].name for i in pair.able] for pair in loops.sizes}
+        return [{pair: pair.way(every, kept[pair][::2] if some else ()) for pair in kept}]
+
+    return choose
+
+
 def several(z):
     """An activation whose gradient reads a few tensors."""
     return tf.sin(z) * tf.cos(z) + tf.sigmoid(z)

@@ -10,6 +10,7 @@ from memory_saving_gradients import get_plans
 from memory_saving_gradients.keras import save_memory
 from memory_saving_gradients.measure import StepPeak
 from memory_saving_gradients.pipeline import plan_and_rewrite
+from tests.loops import all_in_segments
 
 L = keras.layers
 
@@ -83,9 +84,7 @@ def plainly(name):
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.sweep(4)
 def test_weights_are_equal(name, every, monkeypatch):
-    monkeypatch.setattr(
-        plan_and_rewrite, "choose", lambda loops, *_: dict.fromkeys(loops.sizes, every)
-    )
+    monkeypatch.setattr(plan_and_rewrite, "choose", all_in_segments(every))
     made, plans = trained(name, every)
     assert plans
     assert {loop.every for loop in plans[-1].loops} == {every}

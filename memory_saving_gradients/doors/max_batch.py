@@ -17,7 +17,8 @@ from memory_saving_gradients.doors.traced_step import Step, traced_step
 from memory_saving_gradients.options.budgets import OfDevice, parse_budget
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.device_budget import device_bytes
-from memory_saving_gradients.pipeline.loops import alternatives
+from memory_saving_gradients.pipeline.loops import alternatives, as_if
+from memory_saving_gradients.planning.plan_data import LoopPlan
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import affordable
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
@@ -156,8 +157,8 @@ _MOST = {f"{most:.0%} extra cost": most for most in (0.1, 0.2, 0.33)}
 _WAYS |= {name: functools.partial(affordable, max_overhead=most) for name, most in _MOST.items()}
 
 
-# The ways that leave loops as they are.
-_PLAIN_LOOPS = ("plain", "speed")
+# The alternatives of loops that a way may choose from, if not from all.
+_OF_LOOPS = {"plain": [0], "speed": [0, 1]}
 
 #: Gives the backward passes at a batch with one of the alternatives of their loops: 0 is plain.
 _ProblemsAt: TypeAlias = Callable[[int, int], list[Problem]]
@@ -170,6 +171,8 @@ class _Search:
         self._step = step
         self._allowed = allowed
         self._read: dict[int, list[list[Problem]]] = {}  # of each backward pass its alternatives
+        #: of each backward pass, how its loops may run
+        self._runs: list[list[tuple[LoopPlan, ...]]] = []
         for batch in _FIRST:
             self._read_at(batch)
         self._is_line: bool | None = None  # not known yet
@@ -184,8 +187,12 @@ class _Search:
                 raise ValueError(
                     "the step fixes the batch of its inputs: leave their first dimension None"
                 )
-            requests = (request for _, request in self._step.passes)
-            self._read[batch] = [*map(alternatives, readings, requests)]
+            requests = [request for _, request in self._step.passes]
+            self._runs = self._runs or [*map(alternatives, readings, requests)]
+            self._read[batch] = [
+                [as_if(reading, request, run) for run in runs]
+                for reading, request, runs in zip(readings, requests, self._runs, strict=True)
+            ]
         return self._read[batch]
 
     def _next(self, near: Largest, over: Largest | None) -> int:
@@ -234,7 +241,7 @@ class _Search:
             known: a batch to begin with; 0 for none.
         """
         batch = known or _FIRST[0]  # in a small batch activations hardly count
-        ways = [0] if name in _PLAIN_LOOPS else self._loops
+        ways = [i for i in self._loops if i in _OF_LOOPS.get(name, self._loops)]
         for _ in range(_READINGS):
             line = self._line(batch)
             planned = (self._planned(line, name, batch, loops) for loops in ways)

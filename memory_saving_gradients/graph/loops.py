@@ -7,7 +7,7 @@ is a loop that pops them, the last round first. Loops that do not match this pat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -53,9 +53,8 @@ class LoopPair:
         elements: by output of the loop that is a list for its gradient, the tensor that a round
             pushes to it.
         popped: by input of the gradient that is such a list, the output of the loop.
-        again: the lists whose elements can be recomputed, by output.
-        to_begin: what a round needs to recompute them on its own.
-        to_go_on: what it needs if rounds are recomputed one after another, from an earlier state.
+        able: the lists whose elements can be recomputed, by output.
+        rounds: what depends on what in a round.
         sums: names of sums of three or more terms in a round, which agree only up to rounding when
             they run again: see `_long_sums`.
     """
@@ -68,14 +67,48 @@ class LoopPair:
     gradient_condition: Any
     elements: dict[int, tf.Tensor]
     popped: dict[int, int]
-    again: tuple[int, ...]
-    to_begin: Start
-    to_go_on: Start
+    able: tuple[int, ...]
+    rounds: Rounds
     sums: tuple[str, ...]
 
     @property
     def name(self) -> str:
         return str(self.forward.name)
+
+    def way(self, every: int, kept: Iterable[str] = ()) -> LoopWay:
+        """The loop with segments of `every` rounds, which keeps the elements `kept` of each round.
+
+        Raises:
+            StaysPlain: they cannot be recomputed.
+        """
+        kept = frozenset(kept)
+        wanted = [self.elements[i] for i in self.able if self.elements[i].name not in kept]
+        start = self.rounds.start(wanted, every == 1, kept)
+        if any(i in self.elements for i in start.states):
+            raise StaysPlain("its rounds read the lists of its gradient")
+        left = kept - {t.name for t in start.once}
+        again = tuple(i for i in self.able if self.elements[i].name not in left)
+        return LoopWay(self, every, kept, again, start)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoopWay:
+    """How the gradient of a loop recomputes its rounds.
+
+    Attributes:
+        pair: the loop and its gradient.
+        every: the rounds of a segment.
+        kept: the names of elements that are kept for every round.
+        again: the lists that the gradient no longer pops, by output: of what is recomputed, and of
+            what is kept to recompute it.
+        start: what is recomputed from.
+    """
+
+    pair: LoopPair
+    every: int
+    kept: frozenset[str]
+    again: tuple[int, ...]
+    start: Start
 
 
 def hands_on(body: Any, index: int) -> bool:
@@ -126,15 +159,11 @@ def pair_of(forward: tf.Operation, backward: tf.Operation) -> LoopPair:
     }
     if not popped:
         raise StaysPlain("its gradient reads nothing of its rounds")
-    rounds = _Rounds(forward, body, elements)
-    again = tuple(i for i in sorted(set(popped.values())) if rounds.repeats(elements[i]))
-    if not again:
+    rounds = Rounds(forward, body, elements)
+    able = tuple(i for i in sorted(set(popped.values())) if rounds.repeats(elements[i]))
+    if not able:
         raise StaysPlain("all that its gradient reads comes from ops that must not run twice")
-    wanted = [elements[i] for i in again]
-    to_begin, to_go_on = rounds.start(wanted, alone=True), rounds.start(wanted, alone=False)
-    if any(i in elements for i in to_go_on.states):
-        raise StaysPlain("its rounds read the lists of its gradient")
-    return LoopPair(
+    pair = LoopPair(
         forward,
         backward,
         condition,
@@ -143,11 +172,13 @@ def pair_of(forward: tf.Operation, backward: tf.Operation) -> LoopPair:
         gradient_condition,
         elements,
         popped,
-        again,
-        to_begin,
-        to_go_on,
+        able,
+        rounds,
         tuple(f"{forward.name}/{name}" for name in _long_sums(body)),
     )
+    for every in (1, 2):
+        pair.way(every)  # raises
+    return pair
 
 
 def _lists(forward: tf.Operation, backward: tf.Operation, body: Any) -> dict[int, tf.Tensor]:
@@ -200,7 +231,7 @@ def _long_sums(body: Any) -> list[str]:
     ]
 
 
-class _Rounds:
+class Rounds:
     """The dependencies within a round of a loop, and which tensors may be computed twice."""
 
     def __init__(self, forward: tf.Operation, body: Any, elements: dict[int, tf.Tensor]) -> None:
@@ -235,12 +266,13 @@ class _Rounds:
             return False
         return calls.may_repeat(op) and not (tensor.dtype == tf.bool and op in self._drawn)
 
-    def start(self, wanted: Iterable[tf.Tensor], alone: bool) -> Start:
+    def start(self, wanted: Iterable[tf.Tensor], alone: bool, kept: Container[str]) -> Start:
         """The tensors from which some tensors of a round can be recomputed.
 
         Args:
             wanted: tensors of the body.
             alone: whether the round is recomputed on its own, not after the rounds before it.
+            kept: the names of tensors that need not be recomputed.
         """
         states, invariants, reads, seen = set[int](), set[int](), {}, set[str]()
         once: dict[str, tf.Tensor] = {}
@@ -252,17 +284,34 @@ class _Rounds:
             seen.add(tensor.name)
             if tensor.name in self._reads:
                 reads[tensor.name] = self._reads[tensor.name]
-            elif tensor.op.type == "Placeholder":
-                i = self._index[tensor.name]
-                (invariants if i in self._invariant else states).add(i)
-                if i not in self._invariant and not alone:
-                    waiting.append(self._body.outputs[i])
-            elif not self.repeats(tensor):
+            elif tensor.name in kept or not self.repeats(tensor):
                 once[tensor.name] = tensor
             else:
-                waiting.extend(tensor.op.inputs)
+                waiting.extend(self.made_from(tensor, alone))
+                if tensor.op.type == "Placeholder":
+                    i = self._index[tensor.name]
+                    (invariants if i in self._invariant else states).add(i)
         if any(t.dtype == tf.resource for t in once.values()):
             raise StaysPlain("a round makes a resource")
         if any(self._body.inputs[i].dtype == tf.resource for i in states | invariants):
             raise StaysPlain("a round reads a resource other than a variable that it only reads")
         return Start(tuple(sorted(states)), tuple(sorted(invariants)), tuple(once.values()), reads)
+
+    def made_from(self, tensor: tf.Tensor, alone: bool) -> list[tf.Tensor]:
+        """What a tensor that can be recomputed is recomputed from; nothing if it is there anyway.
+
+        Args:
+            tensor: a tensor of the body.
+            alone: whether the round is recomputed on its own, from its state.
+        """
+        if tensor.name in self._reads:
+            return []
+        if tensor.op.type == "Placeholder":
+            stays = alone or self._index[tensor.name] in self._invariant
+            return [] if stays else [self._body.outputs[self._index[tensor.name]]]
+        return [*tensor.op.inputs]
+
+    def is_state(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor of the body is a loop variable that rounds change."""
+        i = self._index.get(tensor.name)
+        return i is not None and i not in self._invariant

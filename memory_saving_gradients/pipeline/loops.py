@@ -1,19 +1,21 @@
-"""Decides which loops recompute their rounds, and in segments of how many rounds."""
+"""Decides which loops recompute their rounds, in segments of how many, and what these keep."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
-from typing import TypeAlias
+import itertools
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from memory_saving_gradients.graph import order, tf_private
 from memory_saving_gradients.graph.apart import apart
+from memory_saving_gradients.graph.live import loop_variables
 from memory_saving_gradients.graph.loops import (
     MOST_ROUNDS,
     LoopPair,
+    LoopWay,
     StaysPlain,
     gradients_of_loops,
     pair_of,
@@ -27,17 +29,17 @@ from memory_saving_gradients.planning.plan_data import LoopPlan
 from memory_saving_gradients.planning.problem import Problem
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
-from memory_saving_gradients.reading.loop_sizes import LoopSizes, sizes_of, with_loops
+from memory_saving_gradients.reading.loop_sizes import LoopSizes, Ways, sizes_of, with_loops
+from memory_saving_gradients.reading.loop_ways import frontier
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.loops import Inside, one_level, two_levels
 
-#: The length of the segments of each loop, in rounds; 0 for a loop that stays plain.
-Segments: TypeAlias = dict[LoopPair, int]
-
 # Strategies that may recompute the rounds of loops; "speed" keeps what is expensive.
-_RUN_ROUNDS = frozenset({"memory", "auto", "budget", "overhead"})
+_RUN_ROUNDS = frozenset({"memory", "speed", "auto", "budget", "overhead"})
 # Segments must lower the peak to this share of that of plain loops.
 _LOWER = 0.97
+# How many ways are tried, as an estimate may be wrong.
+_TRIED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,59 +83,55 @@ class Loops:
                 plain[forward.name] = str(why)
         return cls(sizes, plain)
 
-    def plans(self, segments: Segments) -> tuple[LoopPlan, ...]:
-        """The loops as data for the plan, given their segments."""
-        able = [
-            LoopPlan(
-                pair.name,
-                sizes.rounds,
-                every := segments.get(pair, 0),
-                sizes.held(0),
-                sizes.held(every),
-            )
-            for pair, sizes in self.sizes.items()
-        ]
+    def plans(self, ways: Ways) -> tuple[LoopPlan, ...]:
+        """The loops as data for the plan, given how they run."""
+        able = [_plan(sizes, ways.get(pair)) for pair, sizes in self.sizes.items()]
         return (*able, *(LoopPlan(name, why=why) for name, why in self.plain.items()))
 
 
-def choose(loops: Loops, reading: Reading, request: Request) -> Segments:
-    """The segments that serve a request best; empty if plain loops are better."""
+def _plan(sizes: LoopSizes, way: LoopWay | None) -> LoopPlan:
+    name, rounds, plain = sizes.pair.name, sizes.rounds, sizes.plain
+    if way is None:
+        return LoopPlan(name, rounds, 0, plain, plain)
+    return LoopPlan(name, rounds, way.every, plain, sizes.held(way), tuple(sorted(way.kept)))
+
+
+def choose(loops: Loops, reading: Reading, request: Request) -> list[Ways]:
+    """The ways to run loops that serve a request better than plain loops, the best first."""
     if request.plan:
-        every = {loop.name: loop.every for loop in request.plan.loops}
-        return {pair: every.get(pair.name, 0) for pair in loops.sizes}
+        return [*filter(None, [_given(loops, request.plan.loops)])]
     if not loops.sizes or request.strategy not in _RUN_ROUNDS or request.most_runs < 2:
-        return {}
+        return []
+    ways = frontier(loops.sizes, cheap=request.strategy == "speed")
     plans = [
-        (segments, plan)
-        for segments in _ways(loops)
-        if (plan := _planned(loops, segments, reading, request)) is not None
+        (way, plan) for way in ways if (plan := _planned(loops, way, reading, request)) is not None
     ]
     if not plans:
-        return [*_ways(loops)][-1]  # its error will tell the lowest peak
+        return ways[-1:]  # its error will tell the lowest peak
     cost = float(reading.problem.costs.sum())
 
-    def better(way: tuple[Segments, Plan]) -> tuple[float, ...]:
-        first, *others = value(way[1], request, cost)
-        lower = request.strategy in ("budget", "auto") or any(way[0].values())
+    def better(each: tuple[Ways, Plan]) -> tuple[float, ...]:
+        first, *others = value(each[1], request, cost)
+        lower = request.strategy in ("budget", "auto") or each[0]
         return (first / (1 if lower else _LOWER), *others)
 
-    return min(plans, key=better)[0]
+    best_first = (way for way, _ in sorted(plans, key=better))
+    return [*itertools.islice(itertools.takewhile(bool, best_first), _TRIED)]
 
 
-def _ways(loops: Loops) -> Iterator[Segments]:
-    """The alternatives: all loops plain, in single rounds, and in segments."""
-    yield {}
-    best = {pair: sizes.best for pair, sizes in loops.sizes.items()}
-    single = {pair: min(every, 1) for pair, every in best.items()}
-    if any(single.values()):
-        yield single
-    if best != single:
-        yield best
+def _given(loops: Loops, plans: Sequence[LoopPlan]) -> Ways:
+    """How the loops run in a given plan."""
+    given = {loop.name: loop for loop in plans if loop.every}
+    return {
+        pair: pair.way(given[pair.name].every, given[pair.name].kept)
+        for pair in loops.sizes
+        if pair.name in given
+    }
 
 
-def _planned(loops: Loops, segments: Segments, reading: Reading, request: Request) -> Plan | None:
-    """The approximate plan for a step with these segments; None if no plan is good enough."""
-    problem = with_loops(reading, segments, loops.sizes)
+def _planned(loops: Loops, ways: Ways, reading: Reading, request: Request) -> Plan | None:
+    """The approximate plan for a step with such loops; None if no plan is good enough."""
+    problem = with_loops(reading, ways, loops.sizes)
     added = problem.costs.sum() / reading.problem.costs.sum()
     if isinstance(request.budget, float):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
@@ -148,15 +146,25 @@ def _planned(loops: Loops, segments: Segments, reading: Reading, request: Reques
         return None
 
 
-def alternatives(reading: Reading, request: Request) -> list[Problem]:
-    """The step with all loops plain, in single rounds, and in segments, as estimated.
+def alternatives(reading: Reading, request: Request) -> list[tuple[LoopPlan, ...]]:
+    """The loops of a step as they may run: plain, with what is cheap recomputed, and with all.
 
-    If loops cannot run again, or not in segments, the last ones are the same.
+    Of the last there are two, which hold different bytes. If loops cannot run again, all are plain.
     """
     loops = Loops.of(reading, exact=not request.running_sums)
-    problem = reading.problem
-    found = [with_loops(reading, way, loops.sizes) if way else problem for way in _ways(loops)]
-    return [*found, *found[-1:] * 2][:3]
+    if not loops.sizes:
+        return [()] * 4
+    plain, *ways = frontier(loops.sizes, cheap=False)
+    *_, cheap = frontier(loops.sizes, cheap=True)
+    return [loops.plans(way) for way in (plain, cheap, *(2 * ways or [plain] * 2)[-2:])]
+
+
+def as_if(reading: Reading, request: Request, plans: Sequence[LoopPlan]) -> Problem:
+    """A step as estimated if its loops ran in a given way."""
+    if not any(plan.every for plan in plans):
+        return reading.problem
+    loops = Loops.of(reading, exact=not request.running_sums)
+    return with_loops(reading, _given(loops, plans), loops.sizes)
 
 
 def predicted_plan(reading: Reading, request: Request) -> Plan:
@@ -166,39 +174,39 @@ def predicted_plan(reading: Reading, request: Request) -> Plan:
         BudgetError: no plan within the budget was found.
     """
     loops = Loops.of(reading, exact=not request.running_sums)
-    segments = choose(loops, reading, request)
-    plan = _planned(loops, segments, reading, request) if any(segments.values()) else None
+    ways = choose(loops, reading, request)
+    plan = _planned(loops, ways[0], reading, request) if ways else None
     if plan is None:
         return dataclasses.replace(decide(reading, request), loops=loops.plans({}))
     plan = against_plain(plan, reading, plan.problem)
-    return dataclasses.replace(plan, loops=loops.plans(segments))
+    return dataclasses.replace(plan, loops=loops.plans(ways[0]))
 
 
-def run_in_segments(
-    loops: Loops, segments: Segments, step: BackwardPass, inside: Inside
-) -> BackwardPass:
+def run_in_segments(loops: Loops, ways: Ways, step: BackwardPass, inside: Inside) -> BackwardPass:
     """Makes the gradients of loops recompute their rounds; returns the changed step.
 
     Args:
         loops: the loops of the step.
-        segments: the length of their segments.
+        ways: how they run.
         step: the step.
         inside: plans and rewrites a round of a gradient.
     """
     added = set()
-    for pair, every in segments.items():
+    read = {t.name for op in step.needed for t in op.inputs} | {t.name for t in step.results}
+    used = {pair: loop_variables(pair.backward, read) or () for pair in ways}
+    for pair, way in ways.items():
         most = None if step.runtime.obeys_control_edges else _most(pair)
-        if every == 1:
-            added.add(one_level(pair, most, inside))
-        elif every:
+        if way.every == 1:
+            added.add(one_level(way, most, used[pair], inside))
+        else:
             sizes = loops.sizes[pair]
-            length = _length(pair, every, sizes)
-            added.add(two_levels(pair, length, most, every, -(-sizes.rounds // every)))
-    reordered = [name for pair, every in segments.items() if every for name in pair.sums]
+            length = _length(way, sizes)
+            segments = -(-sizes.rounds // way.every)
+            added.add(two_levels(way, length, most, way.every, segments))
     return dataclasses.replace(
         step,
         new=step.new | added,
-        reordered=(*step.reordered, *reordered),
+        reordered=(*step.reordered, *(name for pair in ways for name in pair.sums)),
         needed=frozenset(order.needed(t.op for t in step.results)),
     )
 
@@ -209,11 +217,11 @@ def _most(pair: LoopPair) -> int | None:
     return None if most is None or most < 0 else int(most)
 
 
-def _length(pair: LoopPair, every: int, sizes: LoopSizes) -> int | tf.Tensor:
+def _length(way: LoopWay, sizes: LoopSizes) -> int | tf.Tensor:
     """The rounds of a segment: computed at run time if the number of rounds is only known then."""
-    most = pair.forward.inputs[MOST_ROUNDS]
+    most = way.pair.forward.inputs[MOST_ROUNDS]
     if tf_private.constant(most) is not None:
-        return every
+        return way.every
     with apart(most.graph, "recompute"):
-        root = tf.sqrt(tf.cast(most, tf.float32) * max(sizes.square, 1 / max(sizes.rounds, 1)))
+        root = tf.sqrt(tf.cast(most, tf.float32) * max(sizes.square(way), 1 / max(sizes.rounds, 1)))
         return tf.maximum(tf.cast(tf.round(root), tf.int32), 1)

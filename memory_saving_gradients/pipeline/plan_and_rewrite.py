@@ -22,12 +22,13 @@ from memory_saving_gradients.pipeline import pieces as pieces_of
 from memory_saving_gradients.pipeline.decide import against_plain, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.fitting import in_allocated_bytes, plain_exceeds
-from memory_saving_gradients.pipeline.loops import Loops, Segments, choose, run_in_segments
+from memory_saving_gradients.pipeline.loops import Loops, choose, run_in_segments
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
 from memory_saving_gradients.pipeline.why import saves_little
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.loop_sizes import Ways
 from memory_saving_gradients.reading.read import Reading, read
 from memory_saving_gradients.rewriting.branches import has_branches, recompute_inside
 from memory_saving_gradients.rewriting.pieces import in_pieces
@@ -139,11 +140,12 @@ def _plan_as_read(reading: Reading, request: Request) -> Plan:
     """Rewrites a step by a plan in which no region runs in pieces, and returns the plan."""
     step = reading.step
     loops = Loops.of(reading, exact=not request.running_sums)
-    segments = choose(loops, reading, request)
     unmet: list[BudgetError] = []
-    if any(segments.values()):
+    for ways in choose(loops, reading, request):
         try:
-            return _plan_with_loops(reading, request, loops, segments)
+            return _plan_with_loops(reading, request, loops, ways)
+        except _NoBetter:
+            continue
         except BudgetError as error:
             unmet.append(error)
     try:
@@ -158,13 +160,20 @@ def _plan_as_read(reading: Reading, request: Request) -> Plan:
         return plan
 
 
-def _plan_with_loops(reading: Reading, request: Request, loops: Loops, segments: Segments) -> Plan:
-    """Applies a plan to a step whose loops recompute their rounds, and returns the plan."""
+def _plan_with_loops(reading: Reading, request: Request, loops: Loops, ways: Ways) -> Plan:
+    """Applies a plan to a step whose loops recompute their rounds, and returns the plan.
+
+    Raises:
+        BudgetError, _NoBetter: it misses the budget, or the overhead; the step is as before.
+    """
     inside = functools.partial(_rewrite_inside, reading.step.runtime, request.most_runs)
-    plan = _plan_changed(
-        reading, request, lambda: run_in_segments(loops, segments, reading.step, inside)
-    )
-    return dataclasses.replace(plan, loops=loops.plans(segments))
+    with tf_private.all_or_nothing():
+        plan = _plan_changed(
+            reading, request, lambda: run_in_segments(loops, ways, reading.step, inside)
+        )
+        if request.max_overhead is not None and plan.overhead > request.max_overhead:
+            raise _NoBetter
+    return dataclasses.replace(plan, loops=loops.plans(ways))
 
 
 def _plan_changed(reading: Reading, request: Request, change: Callable[[], BackwardPass]) -> Plan:
@@ -325,7 +334,7 @@ def _plan_with_branches(step: BackwardPass, request: Request, before: Reading) -
 
 
 class _NoBetter(Exception):
-    """Recomputing inside branches does not lower the peak."""
+    """A changed step serves a request no better than the plain one."""
 
 
 def _rewrite_inside(runtime: Runtime, most_runs: int, step: BackwardPass) -> None:

@@ -28,6 +28,7 @@ class LoopPlan:
             the gradient runs the segment again; 0 where the loop keeps the values of each round.
         plain_bytes: the bytes that TensorFlow's own loop holds for its gradient.
         held_bytes: the bytes that it holds now.
+        kept: the tensors of its body that are kept for every round besides, by name.
         why: why its rounds cannot run again; empty where they can.
     """
 
@@ -36,6 +37,7 @@ class LoopPlan:
     every: int = 0
     plain_bytes: int = 0
     held_bytes: int = 0
+    kept: tuple[str, ...] = ()
     why: str = ""
 
 

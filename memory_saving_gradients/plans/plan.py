@@ -174,7 +174,7 @@ class Plan(PlanData):
             )
             content["labels"] = Labels(**labels | {n: frozenset(labels[n]) for n in _SETS})
             content["growing"] = functools.partial(_saved, content["growing"])
-            content["loops"] = [LoopPlan(**loop) for loop in content["loops"]]
+            content["loops"] = [LoopPlan(**_tuples(loop)) for loop in content["loops"]]
             content["pieces"] = [PiecesPlan(**one) for one in content["pieces"]]
             return cls(**{name: _tuples(value) for name, value in content.items()})
         except (ValueError, KeyError, TypeError) as error:

@@ -1,65 +1,106 @@
-"""The bytes that a loop holds for its gradient, plain or with segments that run again."""
+"""The bytes that a loop holds for its gradient, and the time of recomputing its rounds."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph.loops import LoopPair
+from memory_saving_gradients.graph import calls
+from memory_saving_gradients.graph.loops import LoopPair, LoopWay
 from memory_saving_gradients.graph.rounds import AT_ONCE, counted_rounds, expected_rounds
 from memory_saving_gradients.graph.shapes import Shapes
 from memory_saving_gradients.planning.problem import Problem, Tensor
+from memory_saving_gradients.reading.bodies import of_calls, seconds_inside
 from memory_saving_gradients.reading.read import Reading
+
+#: The ways to run the loops of a step; loops that stay plain are not among them.
+Ways = Mapping[LoopPair, LoopWay]
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopSizes:
-    """The memory of a loop and its gradient.
+    """The memory and the time of a loop and its gradient.
 
     Attributes:
+        pair: the loop.
         rounds: how many rounds are expected; a nominal number if unknown.
         counted: whether the number of rounds is known.
-        round: the bytes that a round holds for the gradient and that can be recomputed.
-        begin: the bytes of the state from which a single round is recomputed.
-        segment: the bytes of the state from which a segment of rounds is recomputed.
-        once: the bytes of a round that must not be computed twice.
+        lists: the number in the problem of each list whose elements can be recomputed, by output.
+        list_bytes: the bytes of such lists, by their number.
+        bytes: the bytes of tensors of a round, by name.
+        seconds: the estimated seconds of ops of a round, by name.
+        call_seconds: what it takes to call a kernel, in seconds.
     """
 
+    pair: LoopPair
     rounds: int
     counted: bool
-    round: int
-    begin: int
-    segment: int
-    once: int
-
-    def held(self, every: int) -> int:
-        """The bytes held if segments of `every` rounds run again; 0 means that none do."""
-        if every == 0:
-            return self.rounds * self.round
-        if every == 1:
-            return self.rounds * (self.begin + self.once)
-        return -(-self.rounds // every) * self.segment + self.rounds * self.once
-
-    def working(self, every: int) -> int:
-        """The bytes that a segment of `every` rounds needs while it runs again."""
-        return min(AT_ONCE if every == 1 else every, self.rounds) * self.round
+    lists: dict[int, int]
+    list_bytes: dict[int, int]
+    bytes: dict[str, int]
+    seconds: dict[str, float]
+    call_seconds: float
 
     @property
-    def square(self) -> float:
+    def plain(self) -> int:
+        """The bytes that the lists hold where nothing is recomputed."""
+        return sum(self.list_bytes.values())
+
+    def numbers(self, way: LoopWay) -> dict[int, None]:
+        """The lists that a way no longer has, by their number in the problem."""
+        stay = {number for i, number in self.lists.items() if i not in way.again}
+        return dict.fromkeys(n for i, n in self.lists.items() if n not in stay)
+
+    def states(self, way: LoopWay) -> int:
+        """The bytes of the state at the start of a segment."""
+        return sum(self.bytes[self.pair.body.inputs[i].name] for i in way.start.states)
+
+    def new(self, way: LoopWay) -> int:
+        """The bytes of the lists that a way adds: states, and what is kept of every round."""
+        segments = -(-self.rounds // way.every)
+        once = sum(self.bytes[t.name] for t in way.start.once)
+        return segments * self.states(way) + self.rounds * once
+
+    def held(self, way: LoopWay) -> int:
+        """The bytes that a loop holds for its gradient."""
+        gone = sum(self.list_bytes[number] for number in self.numbers(way))
+        return self.plain - gone + self.new(way)
+
+    def round(self, way: LoopWay) -> int:
+        """The bytes that one recomputed round adds."""
+        elements = {self.pair.elements[i].name: self.lists.get(i) for i in way.again}
+        kept = {elements.get(t.name) for t in way.start.once}
+        made = self.numbers(way).keys() - kept
+        return sum(self.list_bytes[number] for number in made) // self.rounds
+
+    def working(self, way: LoopWay) -> int:
+        """The bytes that a segment needs while it runs again."""
+        return min(AT_ONCE if way.every == 1 else way.every, self.rounds) * self.round(way)
+
+    def square(self, way: LoopWay) -> float:
         """For n rounds, √(n · square) is the best length of a segment."""
-        return self.segment / max(self.round, 1)
+        return self.states(way) / max(self.round(way), 1)
 
-    @property
-    def best(self) -> int:
-        """The length of a segment that needs the fewest bytes; 0 if the plain loop does."""
-        if not self.counted:
-            return dataclasses.replace(self, rounds=_MANY, counted=True).best
-        root = math.sqrt(self.rounds * self.square)
-        ways = [0, 1, *(max(2, f(root)) for f in (math.floor, math.ceil))]
-        return min(ways, key=lambda every: (self.held(every) + self.working(every), every))
+    def more_seconds(self, way: LoopWay) -> float:
+        """The estimated seconds that recomputing takes, as lists save some."""
+        pair, start, alone = self.pair, way.start, way.every == 1
+        known = {t.name for t in start.once}
+        ops = dict[tf.Operation, None]()
+        waiting = [pair.elements[i] for i in way.again]
+        waiting += [] if alone else [pair.body.outputs[i] for i in start.states]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor.name not in known:
+                known.add(tensor.name)
+                if made_from := pair.rounds.made_from(tensor, alone):
+                    waiting.extend(made_from)
+                    ops[tensor.op] = None
+        # A list takes a call to push an element, and one to pop it.
+        pushed = len(start.once) + alone * (len(start.states) - len(way.again))
+        again = sum(self.seconds.get(op.name, 0.0) for op in ops)
+        return max(0.0, self.rounds * (again + 2 * pushed * self.call_seconds))
 
 
 def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
@@ -70,70 +111,64 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
         reading: the step.
         shapes: the shapes of its tensors.
     """
-    inside = shapes.within(pair.forward, pair.body, pair.body.get_operations())
-    counted = counted_rounds(pair.forward, shapes)
-    rounds = max(1, expected_rounds(pair.forward, shapes))
-    held = sum(reading.problem.tensors[i].bytes for i in _numbers(pair, reading))
-
-    def of(tensors: Iterable[tf.Tensor]) -> int:
-        return sum(inside.bytes(t) for t in tensors if t.dtype.size)
-
-    begin, go_on = (
-        of(pair.body.inputs[i] for i in start.states) for start in (pair.to_begin, pair.to_go_on)
+    body = [op for op in pair.body.get_operations() if op.type != "Placeholder"]
+    inside = shapes.within(pair.forward, pair.body, body)
+    runtime = reading.step.runtime.within(pair.forward)
+    names = {i: pair.forward.outputs[i].name for i in pair.able}
+    lists = {i: reading.tensor_of[name] for i, name in names.items() if name in reading.tensor_of}
+    read = {t.name for op in body for t in op.inputs} | {t.name for t in pair.body.outputs}
+    seconds = seconds_inside(body, runtime, inside)
+    seconds |= {op.name: of_calls(op, runtime, read, inside)[0] for op in body if calls.bodies(op)}
+    tensors = [*pair.body.inputs, *(t for op in body for t in op.outputs)]
+    return LoopSizes(
+        pair,
+        max(1, expected_rounds(pair.forward, shapes)),
+        counted_rounds(pair.forward, shapes) is not None,
+        lists,
+        {number: reading.problem.tensors[number].bytes for number in lists.values()},
+        {t.name: inside.bytes(t) if t.dtype.size else 0 for t in tensors},
+        seconds,
+        runtime.call_seconds,
     )
-    once = of(pair.to_begin.once)
-    return LoopSizes(rounds, counted is not None, held // rounds, begin, go_on, once)
 
 
-def _numbers(pair: LoopPair, reading: Reading) -> dict[int, None]:
-    """The tensors of the problem that are lists whose elements can be recomputed."""
-    names = (pair.forward.outputs[i].name for i in pair.again)
-    return dict.fromkeys(reading.tensor_of[name] for name in names if name in reading.tensor_of)
-
-
-# The rounds assumed for `best` if the number is unknown: so many that short segments are wrong.
-_MANY = 1000
-
-
-def with_loops(
-    reading: Reading, every: Mapping[LoopPair, int], sizes: Mapping[LoopPair, LoopSizes]
-) -> Problem:
-    """An estimate of the problem of a step whose loops run in segments.
+def with_loops(reading: Reading, ways: Ways, sizes: Mapping[LoopPair, LoopSizes]) -> Problem:
+    """An estimate of the problem of a step whose loops recompute rounds.
 
     Args:
         reading: the step as it is.
-        every: the length of the segments of each loop, in rounds.
+        ways: how its loops recompute them.
         sizes: the memory of each loop.
     """
     problem = reading.problem
     tensors, ops = [*problem.tensors], [*problem.ops]
     place = {op.name: i for i, op in enumerate(problem.ops)}
-    for pair, rounds in every.items():
-        numbers = [*_numbers(pair, reading)]
-        if not rounds or not numbers or pair.backward.name not in place:
+    for pair, way in ways.items():
+        numbers = sizes[pair].numbers(way)
+        if not numbers or pair.backward.name not in place:
             continue
         # The gradient reads states instead of lists, which may hold results of the loop, too. An
         # output of the loop without bytes, its counter, gives them a name.
         states = len(tensors)
-        tensors.append(Tensor(pair.forward.outputs[0].name, sizes[pair].held(rounds)))
+        tensors.append(Tensor(pair.forward.outputs[0].name, sizes[pair].new(way)))
         others = {
             reading.tensor_of.get(t.name)
             for i, t in enumerate(pair.forward.outputs)
-            if i not in pair.again
+            if i not in way.again
         }
-        for number in set(numbers) - others:
+        for number in numbers.keys() - others:
             tensors[number] = dataclasses.replace(tensors[number], bytes=0)
         again, first = ops[place[pair.backward.name]], ops[place[pair.forward.name]]
         outputs = (*first.outputs, states)
+        invariants = (pair.forward.inputs[i].name for i in way.start.invariants)
+        inputs = {*again.inputs, states}.union(
+            reading.tensor_of[name] for name in invariants if name in reading.tensor_of
+        )
         ops[place[first.name]] = dataclasses.replace(first, outputs=outputs, again=True)
-        # On two levels the first run pushes nothing that the gradient needs. On one level the
-        # second does not either, and the gradient pops none of it.
-        calls = (3 if rounds == 1 else 1) * len(pair.again) * sizes[pair].rounds
-        more = first.cost - calls * reading.step.runtime.call_seconds
         ops[place[again.name]] = dataclasses.replace(
             again,
-            inputs=(*(i for i in again.inputs if i not in numbers), states),
-            cost=again.cost + max(more, 0.0),
-            workspace=again.workspace + sizes[pair].working(rounds),
+            inputs=tuple(sorted(inputs - numbers.keys())),
+            cost=again.cost + sizes[pair].more_seconds(way),
+            workspace=again.workspace + sizes[pair].working(way),
         )
     return dataclasses.replace(problem, tensors=tuple(tensors), ops=tuple(ops))

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
-from memory_saving_gradients.graph.loops import LoopPair, Start, hands_on
+from memory_saving_gradients.graph.loops import LoopPair, LoopWay, hands_on
 from memory_saving_gradients.graph.rounds import AGAIN, AT_ONCE, ROUNDS
 from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
@@ -54,18 +54,19 @@ _SUMS = frozenset({"Add", "AddV2", "AddN"})
 _MERGED = _SUMS | {"Mul"}
 
 
-def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
+def one_level(way: LoopWay, most: int | None, used: Container[int], inside: Inside) -> tf.Operation:
     """Makes each round of the gradient of a loop recompute its round.
 
     Args:
-        pair: the loop and its gradient.
+        way: the loop, and what its gradient recomputes.
         most: the maximum number of rounds, if lists need a fixed capacity.
+        used: the loop variables of the gradient that something needs.
         inside: plans and rewrites a round of the gradient.
 
     Returns:
         The new gradient.
     """
-    start = pair.to_begin
+    pair, start = way.pair, way.start
     pushed = [*(pair.body.inputs[i] for i in start.states), *start.once]
     parallel = min(AT_ONCE, pair.forward.get_attr("parallel_iterations"))
     with apart(pair.forward.graph, "recompute"):
@@ -73,27 +74,27 @@ def one_level(pair: LoopPair, most: int | None, inside: Inside) -> tf.Operation:
         like: Groups = {"own": pair.body.inputs, "lists": lists}
 
         def forward(carry: Groups) -> Groups:
-            after, new = _round(pair, carry["own"], pushed)
+            after, new = _round(way, carry["own"], pushed)
             return {"own": after, "lists": [*map(push, carry["lists"], new)]}
 
         body = round_function(pair.body.name, like, forward)
         condition = condition_for(pair.condition, like)
         lists = _change(pair.forward, condition, body, lists, parallel)
-        outside = _at_hand(pair, start)
+        outside = _at_hand(way)
         like = {"lists": lists, **outside}
 
-        body = _round_of_gradient(pair, like, pushed, inside)
+        body = _round_of_gradient(way, like, pushed, used, inside)
         condition = condition_for(pair.gradient_condition, {"own": pair.gradient.inputs, **like})
         return _new_gradient(pair, condition, body, like, parallel)
 
 
 def two_levels(
-    pair: LoopPair, every: int | tf.Tensor, most: int | None, rounds: int, segments: int
+    way: LoopWay, every: int | tf.Tensor, most: int | None, rounds: int, segments: int
 ) -> tf.Operation:
     """Makes the gradient of a loop recompute segments of its rounds.
 
     Args:
-        pair: the loop and its gradient.
+        way: the loop, and what its gradient recomputes.
         every: the rounds of a segment, of which the last may have fewer: an int if lists need a
             fixed capacity, else an int or an int32 tensor of the loop's graph.
         most: the maximum number of rounds, if lists need a fixed capacity.
@@ -103,18 +104,19 @@ def two_levels(
     Returns:
         The new gradient.
     """
-    with apart(pair.forward.graph, "recompute"):
-        kept = _forward_in_segments(pair, tf.convert_to_tensor(every, tf.int32), most, rounds)
+    forward = way.pair.forward
+    with apart(forward.graph, "recompute"):
+        kept = _forward_in_segments(way, tf.convert_to_tensor(every, tf.int32), most, rounds)
         length = None if most is None else int(every)
-        gradient = _backward_in_segments(pair, kept, length, rounds)
-    for op in (pair.forward, gradient):
+        gradient = _backward_in_segments(way, kept, length, rounds)
+    for op in (forward, gradient):
         tf_private.set_number(op, ROUNDS, segments)
     return gradient
 
 
-def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rounds: int) -> Groups:
+def _forward_in_segments(way: LoopWay, every: tf.Tensor, most: int | None, rounds: int) -> Groups:
     """Turns a loop into one over segments; returns its lists, and the counts it ends with."""
-    start = pair.to_go_on
+    pair, start = way.pair, way.start
     states = [pair.body.inputs[i] for i in start.states]
     length = None if most is None else -(-most // int(tf.get_static_value(every)))
     begin: Groups = {
@@ -124,7 +126,7 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
     }
     like = {"own": pair.body.inputs, **begin}
     count = len(pair.body.inputs)
-    stay = [i for i in range(count) if i not in pair.again]
+    stay = [i for i in range(count) if i not in way.again]
 
     def forward(carry: Groups) -> Groups:
         done, every = carry["counts"]
@@ -140,7 +142,7 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
         def one_round(carry: Groups) -> Groups:
             place, every = carry["place"]
             own = dict(zip(stay, carry["own"], strict=True))
-            kept, once = _round(pair, [own.get(i) for i in range(count)], start.once)
+            kept, once = _round(way, [own.get(i) for i in range(count)], start.once)
             return {
                 "place": [place + 1, every],
                 "own": [kept[i] for i in stay],
@@ -171,20 +173,20 @@ def _forward_in_segments(pair: LoopPair, every: tf.Tensor, most: int | None, rou
 
 
 def _backward_in_segments(
-    pair: LoopPair, kept: Groups, length: int | None, expected: int
+    way: LoopWay, kept: Groups, length: int | None, expected: int
 ) -> tf.Operation:
     """The gradient of a loop over segments."""
-    start = pair.to_go_on
+    pair, start = way.pair, way.start
     states = [pair.body.inputs[i] for i in start.states]
     segments, every = kept["counts"]
     begin: Groups = {
         "counts": [segments, every, tf.constant(0)],
         "states": kept["states"],
         "once": kept["once"],
-        **_at_hand(pair, start),
+        **_at_hand(way),
     }
     like = {"own": pair.gradient.inputs, **begin}
-    refilled = {i: list_ for i, list_ in pair.popped.items() if list_ in pair.again}
+    refilled = {i: list_ for i, list_ in pair.popped.items() if list_ in way.again}
 
     def backward(carry: Groups) -> Groups:
         segments, every, done = carry["counts"]
@@ -192,7 +194,7 @@ def _backward_in_segments(
         rounds = tf.cast(carry["own"][2], tf.int32)
         rounds = tf.where(tf.equal(done, 0), rounds - before, every)
         popped = [*map(pop, carry["states"], states)]
-        full = _segment_again(pair, carry, [t for _, t in popped], before, rounds, length, expected)
+        full = _segment_again(way, carry, [t for _, t in popped], before, rounds, length, expected)
         own = list(carry["own"])
         own[0] = tf.zeros_like(own[0])
         own[2] = tf.cast(rounds, own[2].dtype)
@@ -243,7 +245,7 @@ def _gradient_of_segment(
 
 
 def _segment_again(
-    pair: LoopPair,
+    way: LoopWay,
     carry: Groups,
     states: list[tf.Tensor],
     before: tf.Tensor,
@@ -252,9 +254,9 @@ def _segment_again(
     expected: int,
 ) -> dict[int, tf.Tensor]:
     """Runs a segment again; returns the lists for its gradient."""
-    start = pair.to_go_on
+    pair, start = way.pair, way.start
     lists = []
-    for i in pair.again:
+    for i in way.again:
         lists.append(empty_list(pair.elements[i], length))
         tf_private.copy_handle_data(pair.forward.inputs[i], lists[-1])
     within: Groups = {
@@ -270,10 +272,10 @@ def _segment_again(
         once = [
             item(t, before + place, like) for t, like in zip(carry["once"], start.once, strict=True)
         ]
-        known = _known(pair, start, carry, [*carry["states"], *once])
+        known = _known(way, carry, [*carry["states"], *once])
         wanted = [
             *(pair.body.outputs[i] for i in start.states),
-            *(pair.elements[i] for i in pair.again),
+            *(pair.elements[i] for i in way.again),
         ]
         results = _again(pair, wanted, known)
         new = len(start.states)
@@ -287,20 +289,21 @@ def _segment_again(
         return carry["place"][0] < carry["place"][1]
 
     results = loop("again", within, like, has_more, one_round, pair.forward, expected, AT_ONCE)
-    return dict(zip(pair.again, results["lists"], strict=True))
+    return dict(zip(way.again, results["lists"], strict=True))
 
 
 def _round(
-    pair: LoopPair, own: Sequence[tf.Tensor | None], also: Sequence[tf.Tensor]
+    way: LoopWay, own: Sequence[tf.Tensor | None], also: Sequence[tf.Tensor]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """A round of the loop, without the lists that its gradient no longer needs.
 
     Returns:
         The loop variables after the round, and the values of the tensors `also` of the body.
     """
+    pair = way.pair
     names = [t.name for t in pair.body.inputs]
     known = {name: t for name, t in zip(names, own, strict=True) if t is not None}
-    others = [i for i in range(len(names)) if i not in pair.again]
+    others = [i for i in range(len(names)) if i not in way.again]
     wanted = [*(pair.body.outputs[i] for i in others), *also]
     with _merged_as(pair) as alone:
         results = transplanted(pair.body, wanted, known, also=pair.body.control_outputs)
@@ -379,11 +382,12 @@ def _is_for_one_sum(op: tf.Operation) -> bool:
     return op.type in kinds.EXPENSIVE and sum(len(t.consumers()) for t in op.outputs) == 1
 
 
-def _at_hand(pair: LoopPair, start: Start) -> Groups:
+def _at_hand(way: LoopWay) -> Groups:
     """The inputs of the gradient from outside: loop invariants, and values of variables.
 
     Variables are read before the loop, as an update may come before the gradient.
     """
+    pair, start = way.pair, way.start
     reads = {}
     for name, i in start.reads.items():
         if i not in reads:
@@ -399,11 +403,9 @@ def _at_hand(pair: LoopPair, start: Start) -> Groups:
     }
 
 
-def _known(
-    pair: LoopPair, start: Start, carry: Groups, begin: Sequence[tf.Tensor]
-) -> dict[str, tf.Tensor]:
+def _known(way: LoopWay, carry: Groups, begin: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
     """The replacements for tensors of the body when a round is recomputed."""
-    inputs = pair.body.inputs
+    inputs, start = way.pair.body.inputs, way.start
     names = [inputs[i].name for i in start.states] + [t.name for t in start.once]
     known = dict(zip(names, begin, strict=True))
     known |= {inputs[i].name: t for i, t in zip(start.invariants, carry["invariants"], strict=True)}
@@ -420,31 +422,42 @@ def _given(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _round_of_gradient(
-    pair: LoopPair, more: Groups, pushed: Sequence[tf.Tensor], inside: Inside
+    way: LoopWay,
+    more: Groups,
+    pushed: Sequence[tf.Tensor],
+    used: Container[int],
+    inside: Inside,
 ) -> Any:
     """The function of a round of the gradient, which recomputes its round as planned.
 
     Args:
-        pair: the loop and its gradient.
+        way: the loop, and what its gradient recomputes.
         more: the new loop variables.
         pushed: the tensors of the body that the loop pushes.
+        used: the loop variables that something needs. TensorFlow does not run the others, unless a
+            gate waits for them.
         inside: plans and rewrites the step in the function.
     """
+    pair = way.pair
     body = new_graph(pair.gradient.name)
     with body.as_default():
         carry = {group: [loop_variable(t, group) for t in those] for group, those in more.items()}
         popped = [*map(pop, carry["lists"], pushed)]
-        known = _known(pair, pair.to_begin, carry, [t for _, t in popped])
-        values = _again(pair, [pair.elements[i] for i in pair.again], known)
+        known = _known(way, carry, [t for _, t in popped])
+        values = _again(pair, [pair.elements[i] for i in way.again], known)
         first_new = len(body.get_operations())
         own = [loop_variable(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
-        grads = _gradient(pair, own, dict(zip(pair.again, values, strict=True)))
+        grads = _gradient(pair, own, dict(zip(way.again, values, strict=True)))
         _add_in_turn(own, grads)
         carry = {"own": own, **carry}
         body.inputs = flat(carry)
         after = {"own": grads, "lists": [left for left, _ in popped]}
         body.outputs = flat(carry | after)
-        results = [t for t in grads if t.op.type != "Placeholder" and t.dtype != tf.resource]
+        results = [
+            t
+            for i, t in enumerate(grads)
+            if i in used and t.op.type != "Placeholder" and t.dtype != tf.resource
+        ]
         if results:
             inside(BackwardPass.since(first_new, results[0], results))
             body.outputs = [*map(behind_gates, body.outputs)]

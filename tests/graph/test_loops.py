@@ -26,18 +26,18 @@ def test_a_cell_begins_with_its_state():
     both, _ = loop_of(FORMS["lstm"])
     pair = pair_of(*both)
     variables = [
-        pair.body.inputs[i] for i in pair.to_begin.states if pair.body.inputs[i].shape.rank
+        pair.body.inputs[i] for i in pair.way(1).start.states if pair.body.inputs[i].shape.rank
     ]
     assert len(variables) == 2  # h and c
-    assert pair.to_begin.once == ()
-    assert set(pair.again) <= set(pair.popped.values())
+    assert pair.way(1).start.once == ()
+    assert set(pair.able) <= set(pair.popped.values())
 
 
 def test_a_mask_is_kept_and_not_the_random_numbers():
     both, _ = loop_of(FORMS["dropout"])
     pair = pair_of(*both)
-    assert pair.to_begin.once == ()
-    kept = set(pair.popped.values()) - set(pair.again)
+    assert pair.way(1).start.once == ()
+    kept = set(pair.popped.values()) - set(pair.able)
     assert [pair.elements[i].dtype for i in kept] == [tf.bool]
 
 
@@ -60,8 +60,8 @@ def test_a_list_that_somebody_else_reads_is_left_alone():
     before = pair_of(*both)
     forward = before.forward
     with graph.as_default():
-        tf.raw_ops.TensorListLength(input_handle=forward.outputs[before.again[0]])
-    assert set(pair_of(*both).again) == set(before.again[1:])
+        tf.raw_ops.TensorListLength(input_handle=forward.outputs[before.able[0]])
+    assert set(pair_of(*both).able) == set(before.able[1:])
 
 
 @pytest.mark.parametrize("name", ["while_loop", "long_sum"])

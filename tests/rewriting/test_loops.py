@@ -11,7 +11,7 @@ from memory_saving_gradients.graph import calls, order
 from memory_saving_gradients.measure import session_peak
 from memory_saving_gradients.pipeline import plan_and_rewrite
 from tests.cases import assert_same
-from tests.loops import FORMS, lstm_cell, sequence, several, weight
+from tests.loops import FORMS, all_in_segments, lstm_cell, sequence, several, weight
 
 v1 = tf.compat.v1
 
@@ -46,13 +46,10 @@ def plainly(name, jit=None):
 
 @pytest.fixture
 def in_segments(monkeypatch):
-    """Has all loops run in segments of so many rounds."""
+    """Has all loops run in segments of so many rounds, which keep every other element or none."""
 
-    def of(every):
-        def choose(loops, reading, request):
-            return dict.fromkeys(loops.sizes, every)
-
-        monkeypatch.setattr(plan_and_rewrite, "choose", choose)
+    def of(every, some=False):
+        monkeypatch.setattr(plan_and_rewrite, "choose", all_in_segments(every, some))
 
     return of
 
@@ -62,11 +59,13 @@ ROUNDED, IN_BRANCHES = {"long_sum"}, {"in_a_branch"}
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("every", [1, 3, 50])
+@pytest.mark.parametrize(
+    ("every", "some"), [(1, False), (3, True), (1, True), (50, False), (3, False)]
+)
 @pytest.mark.parametrize("name", sorted(FORMS.keys() - IN_BRANCHES))
-@pytest.mark.sweep(4)
-def test_gradients_are_equal(name, every, in_segments):
-    in_segments(every)
+@pytest.mark.sweep(7)
+def test_gradients_are_equal(name, every, some, in_segments):
+    in_segments(every, some)
     made, plans = two_steps(FORMS[name], by_memory)
     assert plans, "nothing was rewritten"
     assert {loop.every for loop in plans[-1].loops if not loop.why} == {every}
@@ -230,9 +229,30 @@ def test_rounds_that_run_at_once_add_to_the_gradient_of_a_weight_in_turn(in_segm
         assert all(op.control_inputs for op in products)
 
 
-@pytest.mark.parametrize("options", [{"checkpoints": "speed"}, {"max_overhead": 0.05}])
-def test_who_leaves_loops_alone(options):
-    _, _, plan = run(gradients, 64, **options)
+def products(differentiate, **options):
+    """How many matrix products the rounds of the loops of a step compute."""
+    with tf.Graph().as_default():
+        loss, xs, *_ = network(256)
+        grads = differentiate(loss, xs, **options)
+        loops = (op for op in order.needed([loss.op, *(t.op for t in grads)]) if calls.bodies(op))
+        return sum(
+            op.type == "MatMul" for loop in loops for op in calls.flattened(*calls.bodies(loop))
+        )
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_speed_recomputes_no_product():
+    plain, before, _ = run(tf.gradients, 256)
+    assert products(gradients, checkpoints="speed") == products(tf.gradients)
+    ours, peak, plan = run(gradients, 256, checkpoints="speed")
+    assert_same(ours, plain)
+    assert peak < 0.75 * before
+    (loop,) = plan.loops
+    assert len(loop.kept) == 4  # of the cell its gates
+
+
+def test_who_leaves_loops_alone():
+    _, _, plan = run(gradients, 64, max_overhead=0.001)
     assert plan is None or not any(loop.every for loop in plan.loops)
 
 

@@ -1,0 +1,176 @@
+"""The ways to run the loops of a step that take the least time for their bytes.
+
+What a round keeps, and what its gradient recomputes, is a minimum cut of the round at a price for a
+second (as in Herrmann et al., and in PyTorch's min-cut partitioner: see "Source" below). A few
+prices give the frontier between the plain loops and those of the fewest bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
+import networkx as nx
+
+from memory_saving_gradients.graph import kinds
+from memory_saving_gradients.graph.loops import LoopPair, LoopWay
+from memory_saving_gradients.reading.loop_sizes import LoopSizes, Ways
+
+# The most ways of a level; how far apart two ways are at least, as a share of the bytes between the
+# plain loops and those of the fewest; the rounds assumed where their number is unknown: so many
+# that short segments are wrong; and the price of the way with the fewest bytes, as a share of what
+# makes everything worth keeping: it only decides between ways of as many bytes.
+_MOST_WAYS = 4
+_APART = 0.05
+_MANY = 1000
+_NEXT_TO_NOTHING = 1e-6
+
+
+#: Gives ways to run a loop at a price.
+_Segments: TypeAlias = Callable[[LoopSizes, float, bool], Iterator[LoopWay]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Point:
+    """A way to run loops: the bytes they hold and work with, and the seconds it takes longer."""
+
+    ways: Ways
+    bytes: int
+    seconds: float
+
+
+def frontier(sizes: Mapping[LoopPair, LoopSizes], cheap: bool) -> list[Ways]:
+    """Ways to run the loops of a step, from the plain loops to those of the fewest bytes.
+
+    Args:
+        sizes: the loops.
+        cheap: whether no expensive op may run again.
+    """
+    sizes = {pair: _counted(each) for pair, each in sizes.items()}
+    plain = _Point({}, sum(each.plain for each in sizes.values()), 0.0)
+    points = [plain, *_corners(sizes, plain, _single, cheap), *_corners(sizes, plain, _long, cheap)]
+    points.sort(key=lambda point: (point.bytes, point.seconds))
+    apart = _APART * (plain.bytes - points[0].bytes)
+    chosen: list[_Point] = []
+    for point in points:
+        if not chosen or (
+            point.bytes >= chosen[-1].bytes + apart and point.seconds < chosen[-1].seconds
+        ):
+            chosen.append(point)
+    return [point.ways for point in reversed(chosen)]
+
+
+def _corners(
+    sizes: Mapping[LoopPair, LoopSizes], plain: _Point, segments: _Segments, cheap: bool
+) -> list[_Point]:
+    """The corners of the convex hull of bytes and seconds below the plain loops.
+
+    They are found by prices at which two known corners are worth the same (Eisner and Severance,
+    "Mathematical techniques for efficient record segmentation in large shared databases", 1976).
+    """
+    seconds = sum(each.rounds * sum(each.seconds.values()) for each in sizes.values())
+    lean = _at(sizes, _NEXT_TO_NOTHING * plain.bytes / max(seconds, 1e-300), segments, cheap)
+    corners = [lean]
+    gaps = [(plain, lean)]
+    while gaps and len(corners) < _MOST_WAYS:
+        left, right = gaps.pop(0)
+        if left.bytes <= right.bytes or right.seconds <= left.seconds:
+            continue
+        price = (left.bytes - right.bytes) / (right.seconds - left.seconds)
+        corner = _at(sizes, price, segments, cheap)
+        if right.bytes < corner.bytes < left.bytes:
+            corners.append(corner)
+            gaps += [(left, corner), (corner, right)]
+    return corners
+
+
+def _counted(sizes: LoopSizes) -> LoopSizes:
+    if sizes.counted:
+        return sizes
+    more = {number: each * _MANY // sizes.rounds for number, each in sizes.list_bytes.items()}
+    return dataclasses.replace(sizes, rounds=_MANY, list_bytes=more)
+
+
+def _at(
+    sizes: Mapping[LoopPair, LoopSizes], price: float, segments: _Segments, cheap: bool
+) -> _Point:
+    """The best way for each loop at a price, in bytes for a second."""
+    ways, held, seconds = {}, 0, 0.0
+    for pair, each in sizes.items():
+        best, taken = None, (each.plain, 0.0)
+        for way in segments(each, price, cheap):
+            now = each.held(way) + each.working(way), each.more_seconds(way)
+            if now[0] + price * now[1] < taken[0] + price * taken[1]:
+                best, taken = way, now
+        if best:
+            ways[pair] = best
+        held += taken[0]
+        seconds += taken[1]
+    return _Point(ways, held, seconds)
+
+
+def _single(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
+    """The best way to recompute single rounds, if any is recomputed."""
+    kept = _kept(sizes, 1, price, cheap)
+    if len(kept) < len(sizes.pair.able):
+        yield sizes.pair.way(1, kept)
+
+
+def _long(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
+    """The best ways to recompute segments of several rounds, if anything is recomputed."""
+    kept = _kept(sizes, max(2, math.isqrt(sizes.rounds)), price, cheap)
+    if len(kept) < len(sizes.pair.able):
+        way = sizes.pair.way(2, kept)
+        if not way.start.states:  # each round can be recomputed on its own
+            return
+        root = math.sqrt(sizes.rounds * sizes.square(way))
+        for every in {max(2, math.floor(root)), max(2, math.ceil(root))}:
+            yield dataclasses.replace(way, every=every)
+
+
+def _kept(sizes: LoopSizes, every: int, price: float, cheap: bool) -> frozenset[str]:
+    """The names of the elements to keep: for the fewest bytes, with a second worth `price`.
+
+    A minimum cut. A tensor that is needed is kept, for its bytes, or made, for the seconds of its
+    op and with all that this op reads.
+    """
+    pair, rounds, alone = sizes.pair, sizes.pair.rounds, every == 1
+    network = nx.DiGraph()
+    network.add_nodes_from(("gradient", "there"))
+    elements = {pair.elements[i].name: pair.elements[i] for i in pair.able}
+    for name in elements:
+        network.add_edge("gradient", ("needed", name))
+    seen = set()
+    waiting = [*elements.values()]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.name in seen:
+            continue
+        seen.add(tensor.name)
+        needed, made = ("needed", tensor.name), ("made", tensor.op.name)
+        repeats, is_state = rounds.repeats(tensor), rounds.is_state(tensor)
+        before = rounds.made_from(tensor, alone) if repeats else []
+        if not before:
+            once = not repeats or is_state
+            network.add_edge(needed, "there", capacity=sizes.bytes[tensor.name] if once else 0)
+            continue
+        network.add_edge(needed, made)
+        if tensor.name in elements:
+            network[needed][made]["capacity"] = sizes.bytes[tensor.name]
+        cost = (
+            sizes.bytes[tensor.name] / every if is_state else sizes.seconds[tensor.op.name] * price
+        )
+        if not (cheap and tensor.op.type in kinds.EXPENSIVE):
+            network.add_edge(made, "there", capacity=cost)
+        else:
+            network.add_edge(made, "there")
+        network.add_edges_from((made, ("needed", t.name)) for t in before)
+        waiting.extend(before)
+    _, (first, second) = nx.minimum_cut(network, "gradient", "there")
+    return frozenset(
+        name
+        for name, tensor in elements.items()
+        if ("needed", name) in first and ("made", tensor.op.name) in second
+    )
