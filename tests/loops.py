@@ -19,7 +19,8 @@ def all_in_segments(every, some=False):
 
     def choose(loops, reading, request):
         kept = {pair: [pair.elements[i].name for i in pair.able] for pair in loops.sizes}
-        return [{pair: pair.way(every, kept[pair][::2] if some else ()) for pair in kept}]
+        ways = {pair: pair.way(every, kept[pair][::2] if some else ()) for pair in kept}
+        return [loops.plans(ways)] if ways else []
 
     return choose
 

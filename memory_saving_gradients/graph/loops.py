@@ -16,6 +16,8 @@ from memory_saving_gradients.graph import calls, kinds, tf_private
 
 #: The indices of these inputs of a loop (the first two) and of its gradient.
 _COUNTER, MOST_ROUNDS, _ROUNDS = 0, 1, 2
+#: The attribute that marks the gradient of a change that was undone: it never runs.
+UNDONE = "_memory_saving_undone"
 
 
 class StaysPlain(Exception):
@@ -191,7 +193,10 @@ def _lists(forward: tf.Operation, backward: tf.Operation, body: Any) -> dict[int
             and pushed.op.inputs[0] is body.inputs[i]
             and len(body.inputs[i].consumers()) == 1
             and forward.inputs[i].op.type == "EmptyTensorList"
-            and all(reader is backward for reader in forward.outputs[i].consumers())
+            and all(
+                reader is backward or UNDONE in reader.node_def.attr
+                for reader in forward.outputs[i].consumers()
+            )
         ):
             elements[i] = pushed.op.inputs[1]
     return elements

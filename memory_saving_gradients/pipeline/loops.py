@@ -38,8 +38,8 @@ from memory_saving_gradients.rewriting.loops import Inside, one_level, two_level
 _RUN_ROUNDS = frozenset({"memory", "speed", "auto", "budget", "overhead"})
 # Segments must lower the peak to this share of that of plain loops.
 _LOWER = 0.97
-# How many ways are tried, as an estimate may be wrong.
-_TRIED = 3
+# How many ways are tried before that of the fewest bytes, as an estimate may be wrong.
+_TRIED = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +96,11 @@ def _plan(sizes: LoopSizes, way: LoopWay | None) -> LoopPlan:
     return LoopPlan(name, rounds, way.every, plain, sizes.held(way), tuple(sorted(way.kept)))
 
 
-def choose(loops: Loops, reading: Reading, request: Request) -> list[Ways]:
-    """The ways to run loops that serve a request better than plain loops, the best first."""
+def choose(loops: Loops, reading: Reading, request: Request) -> list[tuple[LoopPlan, ...]]:
+    """How loops may run to serve a request better than plain loops do, the best first."""
     if request.plan:
-        return [*filter(None, [_given(loops, request.plan.loops)])]
+        given = request.plan.loops
+        return [given] if any(loop.every for loop in given) else []
     if not loops.sizes or request.strategy not in _RUN_ROUNDS or request.most_runs < 2:
         return []
     ways = frontier(loops.sizes, cheap=request.strategy == "speed")
@@ -107,7 +108,7 @@ def choose(loops: Loops, reading: Reading, request: Request) -> list[Ways]:
         (way, plan) for way in ways if (plan := _planned(loops, way, reading, request)) is not None
     ]
     if not plans:
-        return ways[-1:]  # its error will tell the lowest peak
+        return [loops.plans(ways[-1])]  # its error will tell the lowest peak
     cost = float(reading.problem.costs.sum())
 
     def better(each: tuple[Ways, Plan]) -> tuple[float, ...]:
@@ -116,11 +117,13 @@ def choose(loops: Loops, reading: Reading, request: Request) -> list[Ways]:
         return (first / (1 if lower else _LOWER), *others)
 
     best_first = (way for way, _ in sorted(plans, key=better))
-    return [*itertools.islice(itertools.takewhile(bool, best_first), _TRIED)]
+    chosen = [*itertools.takewhile(bool, best_first)]
+    tried = [*chosen[:_TRIED], ways[-1]] if chosen else []
+    return [*dict.fromkeys(map(loops.plans, tried))]
 
 
-def _given(loops: Loops, plans: Sequence[LoopPlan]) -> Ways:
-    """How the loops run in a given plan."""
+def ways_of(loops: Loops, plans: Sequence[LoopPlan]) -> Ways:
+    """The ways to run loops that plans tell."""
     given = {loop.name: loop for loop in plans if loop.every}
     return {
         pair: pair.way(given[pair.name].every, given[pair.name].kept)
@@ -164,7 +167,7 @@ def as_if(reading: Reading, request: Request, plans: Sequence[LoopPlan]) -> Prob
     if not any(plan.every for plan in plans):
         return reading.problem
     loops = Loops.of(reading, exact=not request.running_sums)
-    return with_loops(reading, _given(loops, plans), loops.sizes)
+    return with_loops(reading, ways_of(loops, plans), loops.sizes)
 
 
 def predicted_plan(reading: Reading, request: Request) -> Plan:
@@ -174,12 +177,12 @@ def predicted_plan(reading: Reading, request: Request) -> Plan:
         BudgetError: no plan within the budget was found.
     """
     loops = Loops.of(reading, exact=not request.running_sums)
-    ways = choose(loops, reading, request)
-    plan = _planned(loops, ways[0], reading, request) if ways else None
-    if plan is None:
-        return dataclasses.replace(decide(reading, request), loops=loops.plans({}))
-    plan = against_plain(plan, reading, plan.problem)
-    return dataclasses.replace(plan, loops=loops.plans(ways[0]))
+    for plans in choose(loops, reading, request):
+        plan = _planned(loops, ways_of(loops, plans), reading, request)
+        if plan is not None:
+            plan = against_plain(plan, reading, plan.problem)
+            return dataclasses.replace(plan, loops=plans)
+    return dataclasses.replace(decide(reading, request), loops=loops.plans({}))
 
 
 def run_in_segments(loops: Loops, ways: Ways, step: BackwardPass, inside: Inside) -> BackwardPass:

@@ -22,13 +22,13 @@ from memory_saving_gradients.pipeline import pieces as pieces_of
 from memory_saving_gradients.pipeline.decide import against_plain, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.fitting import in_allocated_bytes, plain_exceeds
-from memory_saving_gradients.pipeline.loops import Loops, choose, run_in_segments
+from memory_saving_gradients.pipeline.loops import Loops, choose, run_in_segments, ways_of
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
 from memory_saving_gradients.pipeline.why import saves_little
+from memory_saving_gradients.planning.plan_data import LoopPlan
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
-from memory_saving_gradients.reading.loop_sizes import Ways
 from memory_saving_gradients.reading.read import Reading, read
 from memory_saving_gradients.rewriting.branches import has_branches, recompute_inside
 from memory_saving_gradients.rewriting.pieces import in_pieces
@@ -141,9 +141,9 @@ def _plan_as_read(reading: Reading, request: Request) -> Plan:
     step = reading.step
     loops = Loops.of(reading, exact=not request.running_sums)
     unmet: list[BudgetError] = []
-    for ways in choose(loops, reading, request):
+    for plans in choose(loops, reading, request):
         try:
-            return _plan_with_loops(reading, request, loops, ways)
+            return _plan_with_loops(reading, request, plans)
         except _NoBetter:
             continue
         except BudgetError as error:
@@ -160,13 +160,16 @@ def _plan_as_read(reading: Reading, request: Request) -> Plan:
         return plan
 
 
-def _plan_with_loops(reading: Reading, request: Request, loops: Loops, ways: Ways) -> Plan:
+def _plan_with_loops(reading: Reading, request: Request, plans: Sequence[LoopPlan]) -> Plan:
     """Applies a plan to a step whose loops recompute their rounds, and returns the plan.
 
     Raises:
         BudgetError, _NoBetter: it misses the budget, or the overhead; the step is as before.
     """
     inside = functools.partial(_rewrite_inside, reading.step.runtime, request.most_runs)
+    # A loop keeps loop variables of a change that was undone.
+    loops = Loops.of(reading, exact=not request.running_sums)
+    ways = ways_of(loops, plans)
     with tf_private.all_or_nothing():
         plan = _plan_changed(
             reading, request, lambda: run_in_segments(loops, ways, reading.step, inside)

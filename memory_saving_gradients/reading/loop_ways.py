@@ -1,14 +1,14 @@
 """The ways to run the loops of a step that take the least time for their bytes.
 
-What a round keeps, and what its gradient recomputes, is a minimum cut of the round at a price for a
-second (as in Herrmann et al., and in PyTorch's min-cut partitioner: see "Source" below). A few
-prices give the frontier between the plain loops and those of the fewest bytes.
+What a round keeps, and what its gradient recomputes, is a minimum cut at a price for a second. A
+few prices give the frontier between plain loops and those of the fewest bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -26,6 +26,8 @@ _MOST_WAYS = 4
 _APART = 0.05
 _MANY = 1000
 _NEXT_TO_NOTHING = 1e-6
+# Capacities are in these parts of a byte, as whole numbers: rounding would make cuts differ.
+_PARTS = 2**20
 
 
 #: Gives ways to run a loop at a price.
@@ -50,16 +52,16 @@ def frontier(sizes: Mapping[LoopPair, LoopSizes], cheap: bool) -> list[Ways]:
     """
     sizes = {pair: _counted(each) for pair, each in sizes.items()}
     plain = _Point({}, sum(each.plain for each in sizes.values()), 0.0)
-    points = [plain, *_corners(sizes, plain, _single, cheap), *_corners(sizes, plain, _long, cheap)]
-    points.sort(key=lambda point: (point.bytes, point.seconds))
-    apart = _APART * (plain.bytes - points[0].bytes)
+    found = [*_corners(sizes, plain, _single, cheap), *_corners(sizes, plain, _long, cheap)]
+    found.sort(key=lambda point: (point.bytes, point.seconds))
+    apart = _APART * (plain.bytes - found[0].bytes)
     chosen: list[_Point] = []
-    for point in points:
+    for point in filter(operator.attrgetter("ways"), found):
         if not chosen or (
             point.bytes >= chosen[-1].bytes + apart and point.seconds < chosen[-1].seconds
         ):
             chosen.append(point)
-    return [point.ways for point in reversed(chosen)]
+    return [plain.ways, *(point.ways for point in reversed(chosen))]
 
 
 def _corners(
@@ -113,14 +115,14 @@ def _at(
 
 def _single(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
     """The best way to recompute single rounds, if any is recomputed."""
-    kept = _kept(sizes, 1, price, cheap)
+    kept = kept_at(price, sizes, 1, cheap)
     if len(kept) < len(sizes.pair.able):
         yield sizes.pair.way(1, kept)
 
 
 def _long(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
     """The best ways to recompute segments of several rounds, if anything is recomputed."""
-    kept = _kept(sizes, max(2, math.isqrt(sizes.rounds)), price, cheap)
+    kept = kept_at(price, sizes, max(2, math.isqrt(sizes.rounds)), cheap)
     if len(kept) < len(sizes.pair.able):
         way = sizes.pair.way(2, kept)
         if not way.start.states:  # each round can be recomputed on its own
@@ -130,18 +132,27 @@ def _long(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
             yield dataclasses.replace(way, every=every)
 
 
-def _kept(sizes: LoopSizes, every: int, price: float, cheap: bool) -> frozenset[str]:
-    """The names of the elements to keep: for the fewest bytes, with a second worth `price`.
+def kept_at(price: float, sizes: LoopSizes, every: int, cheap: bool) -> frozenset[str]:
+    """What a round keeps of its elements, so that bytes and seconds together cost the least.
 
-    A minimum cut. A tensor that is needed is kept, for its bytes, or made, for the seconds of its
-    op and with all that this op reads.
+    A minimum cut: a tensor that is needed is kept, for its bytes, or made, for the seconds of its
+    op and with all that this op reads (as in the partitioner of AOTAutograd: "Min-cut optimal
+    recomputation", He and Yu, 2022).
+
+    Args:
+        price: the bytes that a second is worth.
+        sizes: the loop.
+        every: the rounds of a segment, approximately.
+        cheap: whether no expensive op may run again.
+
+    Returns:
+        The names of tensors of the body.
     """
-    pair, rounds, alone = sizes.pair, sizes.pair.rounds, every == 1
+    rounds, alone = sizes.pair.rounds, every == 1
+    elements = {sizes.pair.elements[i].name: sizes.pair.elements[i] for i in sizes.pair.able}
     network = nx.DiGraph()
     network.add_nodes_from(("gradient", "there"))
-    elements = {pair.elements[i].name: pair.elements[i] for i in pair.able}
-    for name in elements:
-        network.add_edge("gradient", ("needed", name))
+    network.add_edges_from(("gradient", ("needed", name)) for name in elements)
     seen = set()
     waiting = [*elements.values()]
     while waiting:
@@ -149,28 +160,23 @@ def _kept(sizes: LoopSizes, every: int, price: float, cheap: bool) -> frozenset[
         if tensor.name in seen:
             continue
         seen.add(tensor.name)
-        needed, made = ("needed", tensor.name), ("made", tensor.op.name)
-        repeats, is_state = rounds.repeats(tensor), rounds.is_state(tensor)
-        before = rounds.made_from(tensor, alone) if repeats else []
-        if not before:
-            once = not repeats or is_state
-            network.add_edge(needed, "there", capacity=sizes.bytes[tensor.name] if once else 0)
+        needed, made = ("needed", tensor.name), ("made", tensor.op)
+        size = sizes.bytes[tensor.name] * _PARTS
+        is_state = rounds.is_state(tensor)
+        if not rounds.repeats(tensor) or (alone and is_state):
+            network.add_edge(needed, "there", capacity=size)
             continue
-        network.add_edge(needed, made)
-        if tensor.name in elements:
-            network[needed][made]["capacity"] = sizes.bytes[tensor.name]
-        cost = (
-            sizes.bytes[tensor.name] / every if is_state else sizes.seconds[tensor.op.name] * price
-        )
-        if not (cheap and tensor.op.type in kinds.EXPENSIVE):
-            network.add_edge(made, "there", capacity=cost)
-        else:
-            network.add_edge(made, "there")
-        network.add_edges_from((made, ("needed", t.name)) for t in before)
-        waiting.extend(before)
+        cost: float = int(price * sizes.seconds.get(tensor.op.name, 0.0) * _PARTS)
+        if cheap and tensor.op.type in kinds.EXPENSIVE:
+            cost = math.inf
+        network.add_edge(needed, made, capacity=size if tensor.name in elements else math.inf)
+        network.add_edge(made, "there", capacity=size // every if is_state else cost)
+        for before in rounds.made_from(tensor, alone):
+            network.add_edge(made, ("needed", before.name), capacity=math.inf)
+            waiting.append(before)
     _, (first, second) = nx.minimum_cut(network, "gradient", "there")
     return frozenset(
         name
         for name, tensor in elements.items()
-        if ("needed", name) in first and ("made", tensor.op.name) in second
+        if ("needed", name) in first and ("made", tensor.op) in second
     )

@@ -197,12 +197,13 @@ def _loops(plan: PlanData) -> RenderableType:
         loop="fill",
         rounds="right",
         segment="right",
+        tensors_kept="right",
         MB_plain="right",
         MB_held="right",
         why_not="left",
     )
     for loop in plan.loops:
-        able = [f"{loop.rounds:,}", f"{loop.every or '-'}"]
+        able = [f"{loop.rounds:,}", f"{loop.every or '-'}", f"{len(loop.kept) or '-'}"]
         held = [_mb(loop.plain_bytes), _mb(loop.held_bytes)]
         _add_able(table, loop.name, [*able, *held], loop.why)
     return table

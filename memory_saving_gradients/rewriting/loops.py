@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
-from memory_saving_gradients.graph.loops import LoopPair, LoopWay, hands_on
+from memory_saving_gradients.graph.loops import UNDONE, LoopPair, LoopWay, hands_on
 from memory_saving_gradients.graph.rounds import AGAIN, AT_ONCE, ROUNDS
 from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
@@ -505,6 +505,7 @@ def _new_gradient(
         outputs = while_op(
             f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, False, old, parallel
         )
+    tf_private.can_be_undone(functools.partial(tf_private.set_number, outputs[0].op, UNDONE, 1))
     tf_private.add_control_inputs(outputs[0].op, old.control_inputs)
     for before, after in zip(old.outputs, outputs, strict=False):
         tf_private.reroute(before, after)

@@ -272,6 +272,20 @@ def test_a_budget_that_no_loop_keeps_names_the_lowest_peak():
 
 
 @pytest.mark.usefixtures("deterministic")
+def test_a_way_that_misses_the_budget_is_undone_and_the_next_one_taken(monkeypatch):
+    plain, before, _ = run(tf.gradients, 256)
+
+    def choose(*asked):
+        return [*all_in_segments(1, some=True)(*asked), *all_in_segments(16)(*asked)]
+
+    monkeypatch.setattr(plan_and_rewrite, "choose", choose)
+    ours, peak, plan = run(gradients, 256, memory_budget=0.35)
+    assert [loop.every for loop in plan.loops] == [16]
+    assert_same(ours, plain)
+    assert peak < 0.4 * before
+
+
+@pytest.mark.usefixtures("deterministic")
 def test_exact_sums_leave_a_loop_plain():
     exact = functools.partial(by_memory, running_sums=False)
     made, plans = two_steps(FORMS["long_sum"], exact)
