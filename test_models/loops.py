@@ -28,9 +28,11 @@ class LoopLSTM(Model):
         layers: int = 2,
         seed: int = 0,
         around: Around = plainly,
+        unrolled: bool = False,
     ) -> None:
         super().__init__(seed)
-        self.steps, self.width, self.layers, self._around = steps, width, layers, around
+        self.steps, self.width, self.layers = steps, width, layers
+        self._around, self._unrolled = around, unrolled
 
     def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
         (x,) = inputs
@@ -60,7 +62,7 @@ class LoopLSTM(Model):
             return i + 1, *cells(sequence.read(i), *kernels, *states)
 
         states = [begin] * (2 * self.layers)
-        last = _loop(self.steps, body, states)
+        last = _loop(self.steps, body, states, self._unrolled)
         return tf.reduce_mean(last[-2] ** 2)
 
     def example(self, batch: int) -> list[np.ndarray]:
@@ -72,10 +74,16 @@ class NeuralODE(Model):
     """A neural ODE (Chen et al. 2018), solved by Euler's method in steps of equal length."""
 
     def __init__(
-        self, steps: int = 1000, width: int = 64, seed: int = 0, around: Around = plainly
+        self,
+        steps: int = 1000,
+        width: int = 64,
+        seed: int = 0,
+        around: Around = plainly,
+        unrolled: bool = False,
     ) -> None:
         super().__init__(seed)
-        self.steps, self.width, self._around = steps, width, around
+        self.steps, self.width = steps, width
+        self._around, self._unrolled = around, unrolled
 
     def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
         (x,) = inputs
@@ -87,7 +95,7 @@ class NeuralODE(Model):
             return h + tf.tanh(tf.nn.softplus(h @ first) @ second) / self.steps
 
         step = self._around(step)
-        (h,) = _loop(self.steps, lambda i, h: (i + 1, step(h, first, second)), [x])
+        (h,) = _loop(self.steps, lambda i, h: (i + 1, step(h, first, second)), [x], self._unrolled)
         return tf.reduce_mean(h**2)
 
     def example(self, batch: int) -> list[np.ndarray]:
@@ -104,9 +112,11 @@ class LoopResNet(Model):
         width: int = 16,
         seed: int = 0,
         around: Around = plainly,
+        unrolled: bool = False,
     ) -> None:
         super().__init__(seed)
-        self.blocks, self.size, self.width, self._around = blocks, size, width, around
+        self.blocks, self.size, self.width = blocks, size, width
+        self._around, self._unrolled = around, unrolled
 
     def loss(self, *inputs: tf.Tensor) -> tf.Tensor:
         (x,) = inputs
@@ -125,7 +135,7 @@ class LoopResNet(Model):
         def body(i: tf.Tensor, h: tf.Tensor) -> Any:
             return i + 1, block(h, *(stack.read(i) for stack in stacks))
 
-        (h,) = _loop(self.blocks, body, [x])
+        (h,) = _loop(self.blocks, body, [x], self._unrolled)
         return tf.reduce_mean(h**2)
 
     def example(self, batch: int) -> list[np.ndarray]:
@@ -133,7 +143,12 @@ class LoopResNet(Model):
         return [np.random.default_rng(0).standard_normal(shape, dtype=np.float32)]
 
 
-def _loop(rounds: int, body: Callable, begin: list[tf.Tensor]) -> list[tf.Tensor]:
+def _loop(rounds: int, body: Callable, begin: list[tf.Tensor], unrolled: bool) -> list[tf.Tensor]:
     """What the loop variables are after so many rounds."""
+    if unrolled:
+        state = begin
+        for i in range(rounds):
+            state = body(i, *state)[1:]
+        return [*state]
     made = tf.while_loop(lambda i, *_: i < rounds, body, (0, *begin), maximum_iterations=rounds)
     return list(made[1:])
