@@ -93,6 +93,19 @@ def loop_inside(x, w):
     return _rounds(body, x[0])
 
 
+def loops_that_read(x, w):
+    """A loop in a loop in a loop; each reads the variable."""
+
+    def body(i, h):
+        def inner(j, g):
+            innermost = _rounds(lambda k, f: (k + 1, tf.tanh(f @ w)), g, rounds=2)
+            return j + 1, tf.sin(several(g @ w)) * innermost
+
+        return i + 1, tf.tanh(_rounds(inner, h, rounds=3) @ w + x[i])
+
+    return _rounds(body, x[0])
+
+
 def dropout(x, w):
     """Rounds that run ahead would draw in any order."""
 
@@ -156,6 +169,16 @@ def custom_gradient(x, w):
     return _rounds(lambda i, h: (i + 1, activation(several(h @ w))), x[0])
 
 
+def long_sum_inside(x, w):
+    def body(i, h):
+        def inner(j, g):
+            return j + 1, tf.tanh(g @ w + several(g))
+
+        return i + 1, _rounds(inner, h, rounds=2) * x[i]
+
+    return _rounds(body, x[0])
+
+
 def no_rounds(x, w):
     none = tf.cast(tf.reduce_sum(x) * 0, tf.int32)
     return _rounds(lambda i, h: (i + 1, tf.tanh(several(h @ w))), x[0], rounds=none)
@@ -199,6 +222,7 @@ FORMS = {
         foldl,
         branch_inside,
         loop_inside,
+        loops_that_read,
         dropout,
         embedding,
         table,
@@ -209,6 +233,7 @@ FORMS = {
         custom_gradient,
         no_rounds,
         long_sum,
+        long_sum_inside,
         in_a_branch,
         lstm,
     )

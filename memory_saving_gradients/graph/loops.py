@@ -16,8 +16,11 @@ from memory_saving_gradients.graph import calls, kinds, tf_private
 
 #: The indices of these inputs of a loop (the first two) and of its gradient.
 _COUNTER, MOST_ROUNDS, _ROUNDS = 0, 1, 2
-#: The attribute that marks the gradient of a change that was undone: it never runs.
+#: The attribute that marks the gradient of a change that was undone: nothing reads it.
 UNDONE = "_memory_saving_undone"
+# What an op that reads a variable may be in a round that runs again: its value is read before.
+_OF_SHAPES = frozenset({"VariableShape"})
+_READS = frozenset({"ReadVariableOp", *_OF_SHAPES})
 
 
 class StaysPlain(Exception):
@@ -32,7 +35,8 @@ class Start:
         states: inputs of the body that rounds change, by index.
         invariants: inputs of the body that no round changes, by index.
         once: tensors of the body that must not be computed twice.
-        reads: values of variables that the body reads: name to the index of the variable's input.
+        reads: what is replaced by the value of a variable: what an op of the body reads or, where a
+            loop in the body reads it, its handle. Name to the index of the variable's input.
     """
 
     states: tuple[int, ...]
@@ -143,8 +147,6 @@ def pair_of(forward: tf.Operation, backward: tf.Operation) -> LoopPair:
     Raises:
         StaysPlain: they do not match the pattern, or nothing can be recomputed.
     """
-    if backward.type != "StatelessWhile":
-        raise StaysPlain("its gradient has effects or reads variables")
     functions = [
         tf_private.function_graph(op.graph, op.get_attr(attribute).name)
         for op in (forward, backward)
@@ -153,6 +155,8 @@ def pair_of(forward: tf.Operation, backward: tf.Operation) -> LoopPair:
     if None in functions:
         raise StaysPlain("nothing tells what it runs")
     condition, body, gradient_condition, gradient = functions
+    if any(op.op_def.is_stateful and op.type not in _OF_SHAPES for op in calls.flattened(gradient)):
+        raise StaysPlain("its gradient has effects or reads variables")
     elements = _lists(forward, backward, body)
     popped = {
         i: t.value_index
@@ -213,13 +217,13 @@ def _only_popped(gradient: Any, index: int) -> bool:
 
 
 def _long_sums(body: Any) -> list[str]:
-    """The sums of a round that are an `AddN` of three or more terms, or that Grappler makes one.
+    """The sums in a round that are an `AddN` of three or more terms, or that Grappler makes one.
 
     Grappler merges sums of the same shape if each is read only by the next one. The kernel of the
     `AddN` starts from the first term whose buffer nothing else holds, such as a list for the
     gradient.
     """
-    sums = dict.fromkeys(o for o in body.get_operations() if o.type in ("Add", "AddV2", "AddN"))
+    sums = dict.fromkeys(o for o in calls.flattened(body) if o.type in ("Add", "AddV2", "AddN"))
     return [
         op.name
         for op in sums
@@ -236,6 +240,16 @@ def _long_sums(body: Any) -> list[str]:
     ]
 
 
+def _only_reads(op: tf.Operation) -> bool:
+    """Whether an op is a loop whose rounds, and loops in these, only read values of variables."""
+    return op.type in calls.LOOPS and all(
+        inner.type in _READS or _only_reads(inner)
+        for body in calls.bodies(op)
+        for inner in body.get_operations()
+        if any(t.dtype == tf.resource for t in inner.inputs)
+    )
+
+
 class Rounds:
     """The dependencies within a round of a loop, and which tensors may be computed twice."""
 
@@ -245,13 +259,15 @@ class Rounds:
         self._pushes = {kinds.owner(body.outputs[i]).op for i in elements}
         self._invariant = {i for i in range(len(body.inputs)) if hands_on(body, i)}
         read_only = tf_private.read_only_inputs(forward)
-        #: values of variables that no round writes to: name to the input of the body
-        self._reads = {
-            op.outputs[0].name: i
+        #: variables that no round writes to: name of the handle to the input of the body
+        self._variables = {
+            t.name: i for i, t in enumerate(body.inputs) if i in read_only & self._invariant
+        }
+        self._reads = self._variables | {
+            op.outputs[0].name: self._variables[handle.name]
             for op in body.get_operations()
             if op.type == "ReadVariableOp"
-            and (i := self._index.get(kinds.owner(op.inputs[0]).name)) in self._invariant
-            and i in read_only
+            and (handle := kinds.owner(op.inputs[0])).name in self._variables
         }
         #: ops that depend on something that must not be computed twice, such as random numbers
         self._drawn: set[tf.Operation] = set()
@@ -267,8 +283,12 @@ class Rounds:
         op = tensor.op
         if op.type == "Placeholder" or tensor.name in self._reads:
             return True
-        if op in self._pushes or any(t.dtype == tf.resource for t in op.inputs):
+        handles = [kinds.owner(t) for t in op.inputs if t.dtype == tf.resource]
+        if op in self._pushes or not all(t.name in self._variables for t in handles):
             return False
+        if handles:
+            known = all(map(tf_private.shape_and_dtype_of_variable, handles))
+            return known and _only_reads(op) and calls.may_repeat(op, calls.writers(op))
         return calls.may_repeat(op) and not (tensor.dtype == tf.bool and op in self._drawn)
 
     def start(self, wanted: Iterable[tf.Tensor], alone: bool, kept: Container[str]) -> Start:

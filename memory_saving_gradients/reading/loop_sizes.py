@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import calls
+from memory_saving_gradients.graph import calls, variants
 from memory_saving_gradients.graph.loops import LoopPair, LoopWay
 from memory_saving_gradients.graph.rounds import AT_ONCE, counted_rounds, expected_rounds
 from memory_saving_gradients.graph.shapes import Shapes
@@ -126,10 +126,16 @@ def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:
         counted_rounds(pair.forward, shapes) is not None,
         lists,
         {number: reading.problem.tensors[number].bytes for number in lists.values()},
-        {t.name: inside.bytes(t) if t.dtype.size else 0 for t in tensors},
+        {t.name: _bytes(t, inside) for t in tensors},
         seconds,
         runtime.call_seconds,
     )
+
+
+def _bytes(tensor: tf.Tensor, shapes: Shapes) -> int:
+    if tensor.dtype == tf.variant:
+        return variants.held_bytes(tensor, shapes)
+    return shapes.bytes(tensor) if tensor.dtype.size else 0
 
 
 def with_loops(reading: Reading, ways: Ways, sizes: Mapping[LoopPair, LoopSizes]) -> Problem:

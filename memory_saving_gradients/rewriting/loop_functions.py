@@ -79,13 +79,15 @@ def loop(
     body = round_function(name, like, one_round)
     graph = tf.compat.v1.get_default_graph()
     names = [tf_private.function_of(one, graph) for one in (condition, body)]
-    stateful = any(
-        op.op_def.is_stateful for op in body.get_operations() if op.type != "Placeholder"
-    )
     shapes = [t.shape for t in flat(like)]
-    results = while_op(name, flat(begin), names, shapes, stateful, of, parallel)
+    results = while_op(name, flat(begin), names, shapes, is_stateful(body), of, parallel)
     tf_private.set_number(results[0].op, ROUNDS, rounds)
     return split(results, begin)
+
+
+def is_stateful(body: Any) -> bool:
+    """Whether an op of a function has state."""
+    return any(op.op_def.is_stateful for op in body.get_operations() if op.type != "Placeholder")
 
 
 def while_op(

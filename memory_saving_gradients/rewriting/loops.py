@@ -34,6 +34,7 @@ from memory_saving_gradients.rewriting.loop_functions import (
     flat,
     function,
     goes_on,
+    is_stateful,
     item,
     loop,
     loop_variable,
@@ -45,6 +46,7 @@ from memory_saving_gradients.rewriting.loop_functions import (
     while_op,
 )
 from memory_saving_gradients.rewriting.rewrite import behind_gates
+from memory_saving_gradients.rewriting.values import with_values
 
 #: Plans and rewrites the step in a round of a gradient.
 Inside: TypeAlias = Callable[[BackwardPass], object]
@@ -85,7 +87,9 @@ def one_level(way: LoopWay, most: int | None, used: Container[int], inside: Insi
 
         body = _round_of_gradient(way, like, pushed, used, inside)
         condition = condition_for(pair.gradient_condition, {"own": pair.gradient.inputs, **like})
-        return _new_gradient(pair, condition, body, like, parallel)
+        gradient = _new_gradient(pair, condition, body, like, parallel)
+    tf_private.set_number(pair.forward, AGAIN, 1)
+    return gradient
 
 
 def two_levels(
@@ -104,12 +108,13 @@ def two_levels(
     Returns:
         The new gradient.
     """
-    forward = way.pair.forward
-    with apart(forward.graph, "recompute"):
+    pair = way.pair
+    with apart(pair.forward.graph, "recompute"):
         kept = _forward_in_segments(way, tf.convert_to_tensor(every, tf.int32), most, rounds)
         length = None if most is None else int(every)
         gradient = _backward_in_segments(way, kept, length, rounds)
-    for op in (forward, gradient):
+    tf_private.set_number(pair.forward, AGAIN, 1)
+    for op in (pair.forward, gradient):
         tf_private.set_number(op, ROUNDS, segments)
     return gradient
 
@@ -318,6 +323,7 @@ def _again(
 ) -> list[tf.Tensor]:
     """Recomputes tensors of a round."""
     with _merged_as(pair):
+        known = with_values(pair.body, wanted, known)
         return transplanted(pair.body, wanted, known, waiting_for_others=False)
 
 
@@ -391,9 +397,9 @@ def _at_hand(way: LoopWay) -> Groups:
     reads = {}
     for name, i in start.reads.items():
         if i not in reads:
-            like = pair.body.get_tensor_by_name(name)
-            value = tf.raw_ops.ReadVariableOp(resource=pair.forward.inputs[i], dtype=like.dtype)
-            value.set_shape(like.shape)
+            shape, dtype = _of_variable(pair.body.get_tensor_by_name(name))
+            value = tf.raw_ops.ReadVariableOp(resource=pair.forward.inputs[i], dtype=dtype)
+            value.set_shape(shape)
             tf_private.add_control_inputs(value.op, pair.forward.control_inputs)
             tf_private.add_control_inputs(pair.forward, [value.op])
             reads[i] = value
@@ -401,6 +407,12 @@ def _at_hand(way: LoopWay) -> Groups:
         "invariants": [pair.forward.inputs[i] for i in start.invariants],
         "reads": [*reads.values()],
     }
+
+
+def _of_variable(tensor: tf.Tensor) -> tuple[Any, tf.DType]:
+    """The shape and dtype of a variable, given a value or the handle of it."""
+    known = tf_private.shape_and_dtype_of_variable(tensor) if tensor.dtype == tf.resource else None
+    return known or (tensor.shape, tensor.dtype)
 
 
 def _known(way: LoopWay, carry: Groups, begin: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -475,7 +487,6 @@ def _change(
     tf_private.can_be_undone(
         functools.partial(_change_back, op, condition_before, body_before, before)
     )
-    tf_private.set_number(op, AGAIN, 1)
     return tf_private.change_loop(op, condition, body, more, parallel)
 
 
@@ -498,15 +509,25 @@ def _new_gradient(
 ) -> tf.Operation:
     """Replaces the gradient of a loop by one with other functions and more loop variables."""
     old = pair.backward
-    new = flat(more)
+    new, stateful = flat(more), is_stateful(body)
     names = [tf_private.function_of(one, old.graph) for one in (condition, body)]
     shapes = [*map(tf.TensorShape, old.get_attr("output_shapes")), *(t.shape for t in new)]
     with old.graph.name_scope(None), old.graph.device(old.device):
         outputs = while_op(
-            f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, False, old, parallel
+            f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, stateful, old, parallel
         )
     tf_private.can_be_undone(functools.partial(tf_private.set_number, outputs[0].op, UNDONE, 1))
     tf_private.add_control_inputs(outputs[0].op, old.control_inputs)
     for before, after in zip(old.outputs, outputs, strict=False):
         tf_private.reroute(before, after)
+    if old.type == "While":  # it would run though nothing reads it
+        _change(old, *_without_rounds(old), [], parallel)
     return outputs[0].op
+
+
+def _without_rounds(op: tf.Operation) -> tuple[Any, Any]:
+    """The functions of a loop that ends before its first round."""
+    like: Groups = {"own": [*op.inputs]}
+    with apart(op.graph):
+        never = function(f"{op.name}_cond", like, lambda carry: [tf.constant(False)])
+        return never, round_function(f"{op.name}_body", like, lambda carry: {})
