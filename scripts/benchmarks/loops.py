@@ -1,8 +1,8 @@
 """Networks written as a loop: measured peaks and times, and how the peak grows with the rounds.
 
-Beside ours stand the plain step and `tf.recompute_grad` around the body of the loop and, where JAX
-is installed, `jax.checkpoint` in `jax.lax.scan`. Sessions have default options. On 2 cores it takes
-about 7 minutes.
+Beside ours stand the plain step, `tf.recompute_grad` around the body of the loop, the same network
+unrolled and, where JAX is installed, `jax.checkpoint` in `jax.lax.scan`. Sessions have default
+options. On 2 cores it takes about 15 minutes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ NETWORKS: dict[str, tuple[Callable[..., Model], int]] = {
 WAYS: dict[str, tuple[Callable[..., list], dict[str, Any]]] = {
     "tf.gradients": (tf.gradients, {}),
     "tf.recompute_grad": (tf.gradients, {"around": tf.recompute_grad}),
+    "speed": (functools.partial(gradients, checkpoints="speed"), {}),
     "memory": (functools.partial(gradients, checkpoints="memory"), {}),
     "0.5": (functools.partial(gradients, memory_budget=0.5), {}),
+    "unrolled": (functools.partial(gradients, checkpoints="memory"), {"unrolled": True}),
 }
 
 #: The networks that JAX trains, too, by their names in `peers_jax`.
