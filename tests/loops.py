@@ -106,6 +106,18 @@ def loops_that_read(x, w):
     return _rounds(body, x[0])
 
 
+def functions_that_read(x, w):
+    """A branch and a call in a loop; each reads the variable."""
+    inner = tf.function(lambda h: tf.tanh(several(h @ w)))
+
+    def body(i, h):
+        high = tf.reduce_sum(h) > 0
+        h = tf.cond(high, lambda: tf.tanh(inner(h) @ w), lambda: tf.cos(h @ w + x[i]))
+        return i + 1, inner(h)
+
+    return _rounds(body, x[0])
+
+
 def dropout(x, w):
     """Rounds that run ahead would draw in any order."""
 
@@ -223,6 +235,7 @@ FORMS = {
         branch_inside,
         loop_inside,
         loops_that_read,
+        functions_that_read,
         dropout,
         embedding,
         table,

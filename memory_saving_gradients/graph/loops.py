@@ -15,12 +15,14 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, kinds, tf_private
 
 #: The indices of these inputs of a loop (the first two) and of its gradient.
-_COUNTER, MOST_ROUNDS, _ROUNDS = 0, 1, 2
+COUNTER, MOST_ROUNDS, COUNTED = 0, 1, 2
 #: The attribute that marks the gradient of a change that was undone: nothing reads it.
 UNDONE = "_memory_saving_undone"
 # What an op that reads a variable may be in a round that runs again: its value is read before.
 _OF_SHAPES = frozenset({"VariableShape"})
 _READS = frozenset({"ReadVariableOp", *_OF_SHAPES})
+# What may take the value of a variable instead of the variable.
+_TAKE_VALUES = calls.LOOPS | calls.BRANCHES | {"PartitionedCall", "StatefulPartitionedCall"}
 
 
 class StaysPlain(Exception):
@@ -36,7 +38,7 @@ class Start:
         invariants: inputs of the body that no round changes, by index.
         once: tensors of the body that must not be computed twice.
         reads: what is replaced by the value of a variable: what an op of the body reads or, where a
-            loop in the body reads it, its handle. Name to the index of the variable's input.
+            function in the body reads it, its handle. Name to the index of the variable's input.
     """
 
     states: tuple[int, ...]
@@ -130,10 +132,10 @@ def gradients_of_loops(operations: Iterable[tf.Operation]) -> dict[tf.Operation,
 
 def loop_behind(op: tf.Operation) -> tf.Operation | None:
     """The loop whose gradient `op` is, recognised by its number of rounds; else None."""
-    if op.type not in calls.LOOPS or kinds.is_gate(op) or len(op.inputs) <= _ROUNDS:
+    if op.type not in calls.LOOPS or kinds.is_gate(op) or len(op.inputs) <= COUNTED:
         return None
-    counted = kinds.owner(op.inputs[_ROUNDS])
-    is_counter = counted.op.type in calls.LOOPS and counted.value_index == _COUNTER
+    counted = kinds.owner(op.inputs[COUNTED])
+    is_counter = counted.op.type in calls.LOOPS and counted.value_index == COUNTER
     return counted.op if is_counter and not kinds.is_gate(counted.op) else None
 
 
@@ -241,8 +243,8 @@ def _long_sums(body: Any) -> list[str]:
 
 
 def _only_reads(op: tf.Operation) -> bool:
-    """Whether an op is a loop whose rounds, and loops in these, only read values of variables."""
-    return op.type in calls.LOOPS and all(
+    """Whether an op calls functions that only read values of variables."""
+    return op.type in _TAKE_VALUES and all(
         inner.type in _READS or _only_reads(inner)
         for body in calls.bodies(op)
         for inner in body.get_operations()

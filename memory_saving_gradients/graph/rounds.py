@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
-from memory_saving_gradients.graph.loops import loop_behind
+from memory_saving_gradients.graph.loops import COUNTED, COUNTER, loop_behind
 from memory_saving_gradients.graph.shapes import Shapes
 
 #: The attribute of a loop that tells how many rounds are expected.
@@ -51,6 +51,10 @@ def counted_rounds(op: tf.Operation, shapes: Shapes) -> int | None:
     condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
     if condition is None or not calls.bodies(op):
         return None
+    if len(op.inputs) > COUNTED and (pushed := _pushed(op.inputs[COUNTED], shapes)) is not None:
+        counter, there = pushed
+        if counter.op.type in calls.LOOPS and counter.value_index == COUNTER:
+            return counted_rounds(counter.op, there)
     counts = []
     waiting = [condition.outputs[0].op]
     while waiting:
@@ -60,6 +64,35 @@ def counted_rounds(op: tf.Operation, shapes: Shapes) -> int | None:
         elif term.type in ("LogicalAnd", "Identity"):
             waiting.extend(t.op for t in term.inputs)
     return min((count for count in counts if count is not None), default=None)
+
+
+def _pushed(tensor: tf.Tensor, shapes: Shapes) -> tuple[tf.Tensor, Shapes] | None:
+    """What the gradient of a loop pops, where a round of that loop makes it, and the shapes there.
+
+    Args:
+        tensor: a tensor of a round of the gradient.
+        shapes: the shapes of the round.
+
+    Returns:
+        The tensor itself if it comes from no list and from no caller; None if nothing tells.
+    """
+    tensor = kinds.owner(tensor)
+    if tensor.op.type == "TensorListPopBack":
+        found = _pushed(tensor.op.inputs[0], shapes)
+        if found is None or found[0].op.type not in calls.LOOPS or not calls.bodies(found[0].op):
+            return None
+        filled, there = found
+        (body,) = calls.bodies(filled.op)
+        push = kinds.owner(body.outputs[filled.value_index]).op
+        if push.type != "TensorListPushBack":
+            return None
+        return _pushed(push.inputs[1], there.within(filled.op, body, body.get_operations()))
+    if tensor.op.type != "Placeholder" or shapes.caller is None:
+        return tensor, shapes
+    caller, outside = shapes.caller
+    passed = [*caller.inputs][-len(tensor.graph.inputs) :]
+    place = _place(tensor)
+    return None if place is None else _pushed(passed[place], outside)
 
 
 def _counted(op: tf.Operation, comparison: tf.Operation, shapes: Shapes) -> int | None:

@@ -88,6 +88,7 @@ class Shapes:
         given: the same.
         batch_size: the size used for the first dimension of inputs if the graph leaves it unknown;
             None if the graph knows all.
+        caller: in a function, the op that calls it and the shapes of the graph of that; else None.
 
     Raises:
         WrongSize: a given size contradicts the graph.
@@ -101,6 +102,7 @@ class Shapes:
     ) -> None:
         self.given = given
         self.batch_size: int | None = None
+        self.caller: tuple[tf.Operation, Shapes] | None = None
         self._inferred: Inferred | None = None
         self._nominal_size = NOMINAL_SIZES[0]
         self._known: dict[str, list[int]] = {}
@@ -215,7 +217,9 @@ class Shapes:
             own = told(inside)
             if own is not None and None in own and len(self(tensor)) == len(own):
                 known[inside.op.name] = merged(own, self(tensor)) or own
-        return Shapes(operations, self.given.inside(), known)
+        shapes = Shapes(operations, self.given.inside(), known)
+        shapes.caller = (op, self)
+        return shapes
 
     def constant(self, tensor: tf.Tensor) -> Any:
         """The value of `tensor` if constants and sizes determine it, else None."""

@@ -101,7 +101,7 @@ def measure_ways(ways: Mapping[str, Callable[[], Step]]) -> dict[str, dict]:
         found[way] = {"peak_bytes": step.peak_bytes}
         if step.plan is not None:
             found[way] |= planned(step.plan)
-            found[plain]["predicted_bytes"] = step.plan.baseline_peak_bytes
+            found[plain].setdefault("predicted_bytes", step.plan.baseline_peak_bytes)
     for way, time in timed(steps, plain).items():
         found[way] |= time
     return found
