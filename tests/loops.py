@@ -181,6 +181,16 @@ def custom_gradient(x, w):
     return _rounds(lambda i, h: (i + 1, activation(several(h @ w))), x[0])
 
 
+def max_pooling(x, w):
+    """Windows that overlap, as the order of sums in its gradient depends on its kernel."""
+
+    def body(i, h):
+        image = tf.reshape(several(h @ w), [ROWS, 4, 2, 1])
+        return i + 1, tf.reshape(tf.nn.max_pool(image, 3, 1, "SAME"), tf.shape(h)) + x[i]
+
+    return _rounds(body, x[0])
+
+
 def long_sum_inside(x, w):
     def body(i, h):
         def inner(j, g):
@@ -247,6 +257,7 @@ FORMS = {
         no_rounds,
         long_sum,
         long_sum_inside,
+        max_pooling,
         in_a_branch,
         lstm,
     )

@@ -19,6 +19,7 @@ from memory_saving_gradients.graph.transplant import MissingInput, stand_in, tra
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.rewrite import behind_gates
+from memory_saving_gradients.runtimes.kernels import apart_from_gradient
 from memory_saving_gradients.runtimes.runtime import Runtime
 
 _IFS = frozenset({"If", "StatelessIf"})
@@ -214,7 +215,7 @@ class _Pair:
             first_new = len(body.get_operations())
             for i, tensor in enumerate(late):  # the incoming gradients
                 stand_ins[tensor.name] = stand_in(tensor, f"grad_ys_{i}")
-            known = dict(zip(self._values, values, strict=True))
+            known = dict(zip(self._values, map(apart_from_gradient, values), strict=True))
             for placeholder, tensor in zip(
                 self._second.inputs, self._backward.inputs[1:], strict=True
             ):

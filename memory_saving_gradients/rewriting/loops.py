@@ -47,6 +47,7 @@ from memory_saving_gradients.rewriting.loop_functions import (
 )
 from memory_saving_gradients.rewriting.rewrite import behind_gates
 from memory_saving_gradients.rewriting.values import with_values
+from memory_saving_gradients.runtimes.kernels import apart_from_gradient
 
 #: Plans and rewrites the step in a round of a gradient.
 Inside: TypeAlias = Callable[[BackwardPass], object]
@@ -457,6 +458,7 @@ def _round_of_gradient(
         popped = [*map(pop, carry["lists"], pushed)]
         known = _known(way, carry, [t for _, t in popped])
         values = _again(pair, [pair.elements[i] for i in way.again], known)
+        values = [*map(apart_from_gradient, values)]
         first_new = len(body.get_operations())
         own = [loop_variable(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
         grads = _gradient(pair, own, dict(zip(way.again, values, strict=True)))
@@ -520,8 +522,8 @@ def _new_gradient(
     tf_private.add_control_inputs(outputs[0].op, old.control_inputs)
     for before, after in zip(old.outputs, outputs, strict=False):
         tf_private.reroute(before, after)
-    if old.type == "While":  # it would run though nothing reads it
-        _change(old, *_without_rounds(old), [], parallel)
+    # A function runs it though nothing reads it: if it has state, or without Grappler.
+    _change(old, *_without_rounds(old), [], parallel)
     return outputs[0].op
 
 

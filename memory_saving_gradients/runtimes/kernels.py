@@ -192,6 +192,21 @@ def _cache_for_volumes() -> int:
     return at_once * work * 4 // 2**19 * 2**19
 
 
+# oneDNN runs them and their gradients by kernels that share a workspace, where the gradient reads
+# the op itself (`mkl_layout_pass.cc`).
+_WITH_GRADIENT = frozenset({"MaxPool", "MaxPool3D", "LRN"})
+
+
+def apart_from_gradient(tensor: tf.Tensor) -> tf.Tensor:
+    """A recomputed tensor, for a gradient that would otherwise have read a list or a branch.
+
+    Its kernel, which decides the last bits, then stays the same.
+    """
+    if tensor.op.type not in _WITH_GRADIENT:
+        return tensor
+    return tf.ensure_shape(tensor, tensor.shape, name=f"{tensor.op.name}/apart")
+
+
 def untold_bytes(op: tf.Operation, output: int, shape: ShapeOf) -> int:
     """Bytes of an output that holds more than its static shape tells; else 0."""
     return _pooled_bytes(op, shape) or _reserve_bytes(op, output, shape)

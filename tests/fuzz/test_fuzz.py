@@ -35,26 +35,39 @@ CHOICES = st.one_of(
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How a network is run."""
+    """How a network is run: as the body of a loop unless `rounds` is 0."""
 
     function: bool
     grappler: bool
     threads: int
+    rounds: int
 
 
-SETTINGS = st.builds(Setting, st.booleans(), st.booleans(), st.sampled_from([1, 4]))
+THREADS, ROUNDS = st.sampled_from([1, 4]), st.sampled_from([0, 0, 0, 1, 2, 7])
+SETTINGS = st.builds(Setting, st.booleans(), st.booleans(), THREADS, ROUNDS)
 
 
-def network(program, builder, x):
+def network(program, builder, x, rounds):
     """The loss of a random network, and what to differentiate it by."""
     builder.begin()
+    if rounds:  # with one at a time, random numbers are drawn in order
+        body = lambda i, *h: (i + 1, *layers(program, builder, h[0] + h[1]))  # noqa: E731
+        begin = [0, x, tf.cos(x)]
+        _, *last = tf.while_loop(lambda i, *_: i < rounds, body, begin, parallel_iterations=1)
+    else:
+        last = layers(program, builder, x)
+    loss = tf.reduce_mean(last[0]) + tf.reduce_mean(tf.square(tf.tanh(last[1])))
+    return loss, [x, *builder.trainable]
+
+
+def layers(program, builder, x):
+    """The newest two tensors of a random network."""
     pool = [tf.tanh(x), tf.sin(x)]
     for name, chosen in program:
         inputs = [pool[-1 - which % len(pool)] for which in chosen[: arity(name)]]
         made = OPS[name](builder, *inputs)
         pool.extend(made if isinstance(made, list) else [made])
-    loss = tf.reduce_mean(pool[-1]) + tf.reduce_mean(tf.square(tf.tanh(pool[-2])))
-    return loss, [x, *builder.trainable]
+    return pool[-1], pool[-2]
 
 
 def differentiate(ys, xs, choice):
@@ -103,7 +116,7 @@ def run_in_graph(program, choice, setting):
         v1.set_random_seed(3)
         x = v1.get_variable("x", initializer=X)
         builder = Builder()
-        loss, xs = network(program, builder, x.read_value())
+        loss, xs = network(program, builder, x.read_value(), setting.rounds)
         grads = differentiate(loss, xs, choice)
         found = [i for i, grad in enumerate(grads) if grad is not None]
         check(graph)
@@ -119,7 +132,7 @@ def run_in_function(program, choice, setting):
 
     @tf.function(autograph=False)
     def step(x):
-        loss, xs = network(program, builder, x)
+        loss, xs = network(program, builder, x, setting.rounds)
         grads = differentiate(loss, xs, choice)
         return [loss, *(tf.constant(0.0) if grad is None else grad for grad in grads)]
 
@@ -217,7 +230,7 @@ BROKE = {
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("network", BROKE.values(), ids=BROKE)
 def test_networks_that_broke(network):
-    setting = Setting(function=True, grappler=False, threads=1)
+    setting = Setting(function=True, grappler=False, threads=1, rounds=0)
     plain, _ = run_in_function(network, None, setting)
     ours, plans = run_in_function(network, {"checkpoints": "memory"}, setting)
     assert plans

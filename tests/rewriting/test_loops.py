@@ -77,6 +77,22 @@ def test_gradients_are_equal(name, every, some, in_segments):
     assert bool(plans[-1].labels.reordered) == (name in ROUNDED)
 
 
+@pytest.fixture
+def without_grappler():
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+@pytest.mark.usefixtures("deterministic", "without_grappler")
+@pytest.mark.parametrize("every", [1, 3])
+def test_plain_gradients_of_loops_do_not_run_without_grappler(every, in_segments):
+    in_segments(every)
+    made, plans = two_steps(FORMS["lstm"], by_memory)
+    assert plans[-1].loops
+    assert_same(made, two_steps(FORMS["lstm"], tf.GradientTape)[0])
+
+
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("name", ["scan", "lstm"])
