@@ -185,8 +185,9 @@ def max_pooling(x, w):
     """Windows that overlap, as the order of sums in its gradient depends on its kernel."""
 
     def body(i, h):
-        image = tf.reshape(several(h @ w), [ROWS, 4, 2, 1])
-        return i + 1, tf.reshape(tf.nn.max_pool(image, 3, 1, "SAME"), tf.shape(h)) + x[i]
+        image = tf.reshape(tf.abs(tf.sin(h @ w)), [1, 4, 4, 2])
+        pooled = tf.nn.max_pool(image, 3, 1, "SAME")
+        return i + 1, tf.reshape(pooled, [ROWS, WIDTH]) * tf.cos(x[i])
 
     return _rounds(body, x[0])
 
