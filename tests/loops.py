@@ -15,11 +15,18 @@ def weight():
 
 
 def all_in_segments(every, some=False):
-    """A choice for all loops: segments of so many rounds that keep every other element, or none."""
+    """A choice for all loops: segments of so many rounds that keep every other element, or none.
+
+    `some` may also name an element to keep, without the name of the loop.
+    """
 
     def choose(loops, reading, request):
         kept = {pair: [pair.elements[i].name for i in pair.able] for pair in loops.sizes}
-        ways = {pair: pair.way(every, kept[pair][::2] if some else ()) for pair in kept}
+        if isinstance(some, str):
+            found = {pair: [n for n in kept[pair] if n.endswith(f"/{some}")] for pair in kept}
+        else:
+            found = {pair: kept[pair][::2] if some else () for pair in kept}
+        ways = {pair: pair.way(every, found[pair]) for pair in kept}
         return [loops.plans(ways)] if ways else []
 
     return choose
@@ -192,6 +199,21 @@ def max_pooling(x, w):
     return _rounds(body, x[0])
 
 
+def several_outputs(x, w):
+    """Ops of several outputs, of which some may be kept."""
+
+    def body(i, h):
+        for _ in range(3):
+            rows = tf.cast(h[:, 0] > 0, tf.int32)
+            parts = tf.dynamic_partition(tf.sin(h @ w), rows, 2)
+            indices = tf.dynamic_partition(tf.range(ROWS), rows, 2)
+            stitched = tf.dynamic_stitch(indices, [tf.tanh(parts[0]), tf.cos(parts[1])])
+            h = tf.ensure_shape(stitched, [ROWS, WIDTH])
+        return i + 1, h * x[i]
+
+    return _rounds(body, x[0])
+
+
 def long_sum_inside(x, w):
     def body(i, h):
         def inner(j, g):
@@ -259,6 +281,7 @@ FORMS = {
         long_sum,
         long_sum_inside,
         max_pooling,
+        several_outputs,
         in_a_branch,
         lstm,
     )

@@ -111,7 +111,8 @@ class Inferred:
             node.attr.pop("_class", None)  # where it is to be placed
             del node.input[:]
             node.input.extend(_copied(t, prefix, stand_for) for t in op.inputs)
-            if not tells_more(op) or self._missing:
+            there = self._names.issuperset(map(node_of, node.input))  # a copy may be made later
+            if not tells_more(op) or self._missing or not there:
                 self._append(node)
             elif calls.calls(op):
                 self._call(op, node, stand_for)

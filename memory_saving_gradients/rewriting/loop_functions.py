@@ -166,9 +166,10 @@ def _shape(like: tf.Tensor) -> tf.Tensor:
 def _name(like: tf.Tensor) -> str:
     """The name of what replaces a tensor of a function, like those of copies of its ops.
 
-    Grappler sorts the terms of a sum by name, so the names must sort alike.
+    Grappler sorts the terms of a sum by name, so the names must sort alike: "-" sorts before all
+    that may follow. No copy may have the same name, as the importer would confuse the two.
     """
-    return f"inlined/{like.op.name}"
+    return f"inlined/{like.op.name}-popped"
 
 
 def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:

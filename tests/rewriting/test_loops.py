@@ -77,6 +77,15 @@ def test_gradients_are_equal(name, every, some, in_segments):
     assert bool(plans[-1].labels.reordered) == (name in ROUNDED)
 
 
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_is_popped_has_no_name_of_a_copy(every, in_segments):
+    in_segments(every, some="DynamicPartition:1")
+    made, plans = two_steps(FORMS["several_outputs"], by_memory)
+    assert plans[-1].loops[0].kept
+    assert_same(made, plainly("several_outputs"))
+
+
 @pytest.fixture
 def without_grappler():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
