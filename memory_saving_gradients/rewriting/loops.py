@@ -14,19 +14,18 @@ All sums are added in the order of TensorFlow's gradient.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds, tf_private
+from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.apart import apart
-from memory_saving_gradients.graph.loops import UNDONE, LoopPair, LoopWay, hands_on
+from memory_saving_gradients.graph.loops import LoopPair, LoopWay, hands_on
 from memory_saving_gradients.graph.rounds import AGAIN, AT_ONCE, ROUNDS
 from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.rewriting.loop_edits import change, new_gradient
 from memory_saving_gradients.rewriting.loop_functions import (
     Groups,
     condition_for,
@@ -34,7 +33,6 @@ from memory_saving_gradients.rewriting.loop_functions import (
     flat,
     function,
     goes_on,
-    is_stateful,
     item,
     loop,
     loop_variable,
@@ -43,18 +41,20 @@ from memory_saving_gradients.rewriting.loop_functions import (
     push,
     round_function,
     split,
-    while_op,
+)
+from memory_saving_gradients.rewriting.loop_rounds import (
+    add_in_turn,
+    at_hand,
+    forward_round,
+    gradient_round,
+    known_from,
+    recomputed,
 )
 from memory_saving_gradients.rewriting.rewrite import behind_gates
-from memory_saving_gradients.rewriting.values import with_values
 from memory_saving_gradients.runtimes.kernels import apart_from_gradient
 
 #: Plans and rewrites the step in a round of a gradient.
 Inside: TypeAlias = Callable[[BackwardPass], object]
-
-_SUMS = frozenset({"Add", "AddV2", "AddN"})
-# Sums, and what Grappler moves out of them.
-_MERGED = _SUMS | {"Mul"}
 
 
 def one_level(way: LoopWay, most: int | None, used: Container[int], inside: Inside) -> tf.Operation:
@@ -77,18 +77,18 @@ def one_level(way: LoopWay, most: int | None, used: Container[int], inside: Insi
         like: Groups = {"own": pair.body.inputs, "lists": lists}
 
         def forward(carry: Groups) -> Groups:
-            after, new = _round(way, carry["own"], pushed)
+            after, new = forward_round(way, carry["own"], pushed)
             return {"own": after, "lists": [*map(push, carry["lists"], new)]}
 
         body = round_function(pair.body.name, like, forward)
         condition = condition_for(pair.condition, like)
-        lists = _change(pair.forward, condition, body, lists, parallel)
-        outside = _at_hand(way)
+        lists = change(pair.forward, condition, body, lists, parallel)
+        outside = at_hand(way)
         like = {"lists": lists, **outside}
 
         body = _round_of_gradient(way, like, pushed, used, inside)
         condition = condition_for(pair.gradient_condition, {"own": pair.gradient.inputs, **like})
-        gradient = _new_gradient(pair, condition, body, like, parallel)
+        gradient = new_gradient(pair, condition, body, like, parallel)
     tf_private.set_number(pair.forward, AGAIN, 1)
     return gradient
 
@@ -148,7 +148,7 @@ def _forward_in_segments(way: LoopWay, every: tf.Tensor, most: int | None, round
         def one_round(carry: Groups) -> Groups:
             place, every = carry["place"]
             own = dict(zip(stay, carry["own"], strict=True))
-            kept, once = _round(way, [own.get(i) for i in range(count)], start.once)
+            kept, once = forward_round(way, [own.get(i) for i in range(count)], start.once)
             return {
                 "place": [place + 1, every],
                 "own": [kept[i] for i in stay],
@@ -175,7 +175,7 @@ def _forward_in_segments(way: LoopWay, every: tf.Tensor, most: int | None, round
 
     body = round_function(pair.body.name, like, forward)
     condition = condition_for(pair.condition, like)
-    return split(_change(pair.forward, condition, body, flat(begin), parallel=1), begin)
+    return split(change(pair.forward, condition, body, flat(begin), parallel=1), begin)
 
 
 def _backward_in_segments(
@@ -189,7 +189,7 @@ def _backward_in_segments(
         "counts": [segments, every, tf.constant(0)],
         "states": kept["states"],
         "once": kept["once"],
-        **_at_hand(way),
+        **at_hand(way),
     }
     like = {"own": pair.gradient.inputs, **begin}
     refilled = {i: list_ for i, list_ in pair.popped.items() if list_ in way.again}
@@ -223,7 +223,7 @@ def _backward_in_segments(
         like,
         lambda carry: [carry["counts"][2] < carry["counts"][0]],
     )
-    return _new_gradient(pair, condition, body, begin, parallel=1)
+    return new_gradient(pair, condition, body, begin, parallel=1)
 
 
 def _gradient_of_segment(
@@ -233,8 +233,8 @@ def _gradient_of_segment(
 
     def one_round(carry: Groups) -> Groups:
         before = carry["grad_ys"]
-        after = _gradient(pair, before, {})
-        _add_in_turn(before, after)
+        after = gradient_round(pair, before, {})
+        add_in_turn(before, after)
         return {"grad_ys": after}
 
     results = loop(
@@ -278,12 +278,12 @@ def _segment_again(
         once = [
             item(t, before + place, like) for t, like in zip(carry["once"], start.once, strict=True)
         ]
-        known = _known(way, carry, [*carry["states"], *once])
+        known = known_from(way, carry, [*carry["states"], *once])
         wanted = [
             *(pair.body.outputs[i] for i in start.states),
             *(pair.elements[i] for i in way.again),
         ]
-        results = _again(pair, wanted, known)
+        results = recomputed(pair, wanted, known)
         new = len(start.states)
         return {
             "place": [place + 1, rounds, before],
@@ -296,134 +296,6 @@ def _segment_again(
 
     results = loop("again", within, like, has_more, one_round, pair.forward, expected, AT_ONCE)
     return dict(zip(way.again, results["lists"], strict=True))
-
-
-def _round(
-    way: LoopWay, own: Sequence[tf.Tensor | None], also: Sequence[tf.Tensor]
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """A round of the loop, without the lists that its gradient no longer needs.
-
-    Returns:
-        The loop variables after the round, and the values of the tensors `also` of the body.
-    """
-    pair = way.pair
-    names = [t.name for t in pair.body.inputs]
-    known = {name: t for name, t in zip(names, own, strict=True) if t is not None}
-    others = [i for i in range(len(names)) if i not in way.again]
-    wanted = [*(pair.body.outputs[i] for i in others), *also]
-    with _merged_as(pair) as alone:
-        results = transplanted(pair.body, wanted, known, also=pair.body.control_outputs)
-    # Grappler does not fuse an op that has control outputs.
-    tf_private.add_control_inputs(kinds.owner(results[0]).op, alone)
-    after = dict(zip(others, results, strict=False))
-    return [after.get(i, own[i]) for i in range(len(names))], results[len(others) :]
-
-
-def _again(
-    pair: LoopPair, wanted: Sequence[tf.Tensor], known: Mapping[str, tf.Tensor]
-) -> list[tf.Tensor]:
-    """Recomputes tensors of a round."""
-    with _merged_as(pair):
-        known = with_values(pair.body, wanted, known)
-        return transplanted(pair.body, wanted, known, waiting_for_others=False)
-
-
-@contextlib.contextmanager
-def _merged_as(pair: LoopPair) -> Iterator[list[tf.Operation]]:
-    """Within it, copied ops are marked so that Grappler merges them as it does those of the loop.
-
-    Grappler merges an op into its only reader. A list for the gradient was one more reader, which
-    copies no longer have. Yields a list, which contains such copies at the end.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    first_new = len(graph.get_operations())
-    alone: list[tf.Operation] = []
-    yield alone
-    several = {
-        op.name
-        for op in pair.body.get_operations()
-        if op.outputs and op.outputs[0].dtype.is_floating and len(op.outputs[0].consumers()) > 1
-    }
-    for op in graph.get_operations()[first_new:]:
-        if op.name.partition("/")[2] in several and len(op.outputs[0].consumers()) == 1:
-            if op.type in _MERGED:
-                tf_private.set_unmerged(op)
-            alone.append(op)
-
-
-def _gradient(
-    pair: LoopPair, own: list[tf.Tensor], values: Mapping[int, tf.Tensor]
-) -> list[tf.Tensor]:
-    """A round of the gradient, with recomputed values instead of those that it would pop."""
-    known = {t.name: now for t, now in zip(pair.gradient.inputs, own, strict=True)}
-    for i, list_ in pair.popped.items():
-        if list_ in values:
-            (popping,) = pair.gradient.inputs[i].consumers()
-            known[popping.outputs[0].name] = own[i]
-            known[popping.outputs[1].name] = values[list_]
-    return transplanted(
-        pair.gradient, pair.gradient.outputs, known, also=pair.gradient.control_outputs
-    )
-
-
-def _add_in_turn(before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
-    """Makes a product that a round adds to a sum wait for what earlier rounds add to it.
-
-    Else each of the rounds that run at once would hold its own gradients of weights. Sums of more
-    than two terms stay as they are: their order depends on what holds the terms.
-
-    Args:
-        before: the loop variables of a round of a gradient.
-        after: their values after it.
-    """
-    for total, result in zip(before, after, strict=True):
-        added = kinds.owner(result).op
-        terms = [kinds.owner(t) for t in added.inputs] if added.type in _SUMS else []
-        others = [t.op for t in terms if t is not total]
-        if len(terms) == 2 and len(others) == 1 and _is_for_one_sum(others[0]):
-            tf_private.add_control_inputs(others[0], [total.op])
-
-
-def _is_for_one_sum(op: tf.Operation) -> bool:
-    """Whether an op is a product that nothing else reads: others would wait for the sum as well."""
-    return op.type in kinds.EXPENSIVE and sum(len(t.consumers()) for t in op.outputs) == 1
-
-
-def _at_hand(way: LoopWay) -> Groups:
-    """The inputs of the gradient from outside: loop invariants, and values of variables.
-
-    Variables are read before the loop, as an update may come before the gradient.
-    """
-    pair, start = way.pair, way.start
-    reads = {}
-    for name, i in start.reads.items():
-        if i not in reads:
-            shape, dtype = _of_variable(pair.body.get_tensor_by_name(name))
-            value = tf.raw_ops.ReadVariableOp(resource=pair.forward.inputs[i], dtype=dtype)
-            value.set_shape(shape)
-            tf_private.add_control_inputs(value.op, pair.forward.control_inputs)
-            tf_private.add_control_inputs(pair.forward, [value.op])
-            reads[i] = value
-    return {
-        "invariants": [pair.forward.inputs[i] for i in start.invariants],
-        "reads": [*reads.values()],
-    }
-
-
-def _of_variable(tensor: tf.Tensor) -> tuple[Any, tf.DType]:
-    """The shape and dtype of a variable, given a value or the handle of it."""
-    known = tf_private.shape_and_dtype_of_variable(tensor) if tensor.dtype == tf.resource else None
-    return known or (tensor.shape, tensor.dtype)
-
-
-def _known(way: LoopWay, carry: Groups, begin: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-    """The replacements for tensors of the body when a round is recomputed."""
-    inputs, start = way.pair.body.inputs, way.start
-    names = [inputs[i].name for i in start.states] + [t.name for t in start.once]
-    known = dict(zip(names, begin, strict=True))
-    known |= {inputs[i].name: t for i, t in zip(start.invariants, carry["invariants"], strict=True)}
-    values = dict(zip(dict.fromkeys(start.reads.values()), carry["reads"], strict=True))
-    return known | {name: values[i] for name, i in start.reads.items()}
 
 
 def _given(tensor: tf.Tensor) -> tf.Tensor:
@@ -456,13 +328,13 @@ def _round_of_gradient(
     with body.as_default():
         carry = {group: [loop_variable(t, group) for t in those] for group, those in more.items()}
         popped = [*map(pop, carry["lists"], pushed)]
-        known = _known(way, carry, [t for _, t in popped])
-        values = _again(pair, [pair.elements[i] for i in way.again], known)
+        known = known_from(way, carry, [t for _, t in popped])
+        values = recomputed(pair, [pair.elements[i] for i in way.again], known)
         values = [*map(apart_from_gradient, values)]
         first_new = len(body.get_operations())
         own = [loop_variable(t, f"grad_ys_{i}") for i, t in enumerate(pair.gradient.inputs)]
-        grads = _gradient(pair, own, dict(zip(way.again, values, strict=True)))
-        _add_in_turn(own, grads)
+        grads = gradient_round(pair, own, dict(zip(way.again, values, strict=True)))
+        add_in_turn(own, grads)
         carry = {"own": own, **carry}
         body.inputs = flat(carry)
         after = {"own": grads, "lists": [left for left, _ in popped]}
@@ -476,60 +348,3 @@ def _round_of_gradient(
             inside(BackwardPass.since(first_new, results[0], results))
             body.outputs = [*map(behind_gates, body.outputs)]
     return body
-
-
-def _change(
-    op: tf.Operation, condition: Any, body: Any, more: Sequence[tf.Tensor], parallel: int
-) -> list[tf.Tensor]:
-    """Gives a loop other functions and more loop variables; an error undoes it."""
-    condition_before, body_before = (
-        tf_private.function_graph(op.graph, op.get_attr(name).name) for name in ("cond", "body")
-    )
-    before = op.get_attr("parallel_iterations")
-    tf_private.can_be_undone(
-        functools.partial(_change_back, op, condition_before, body_before, before)
-    )
-    return tf_private.change_loop(op, condition, body, more, parallel)
-
-
-def _change_back(op: tf.Operation, condition: Any, body: Any, parallel: int) -> None:
-    """Makes a loop run as before. Loop variables cannot be removed, so it passes them on."""
-    own = len(body.inputs)
-    like = {"own": body.inputs, "more": [*op.inputs][own:]}
-
-    def make(carry: Groups) -> Groups:
-        known = {t.name: now for t, now in zip(body.inputs, carry["own"], strict=True)}
-        return {"own": transplanted(body, body.outputs, known, also=body.control_outputs)}
-
-    with apart(op.graph):
-        now = condition_for(condition, like), round_function(body.name, like, make)
-        tf_private.change_loop(op, *now, [], parallel)
-
-
-def _new_gradient(
-    pair: LoopPair, condition: Any, body: Any, more: Groups, parallel: int
-) -> tf.Operation:
-    """Replaces the gradient of a loop by one with other functions and more loop variables."""
-    old = pair.backward
-    new, stateful = flat(more), is_stateful(body)
-    names = [tf_private.function_of(one, old.graph) for one in (condition, body)]
-    shapes = [*map(tf.TensorShape, old.get_attr("output_shapes")), *(t.shape for t in new)]
-    with old.graph.name_scope(None), old.graph.device(old.device):
-        outputs = while_op(
-            f"{old.name}/recomputing", [*old.inputs, *new], names, shapes, stateful, old, parallel
-        )
-    tf_private.can_be_undone(functools.partial(tf_private.set_number, outputs[0].op, UNDONE, 1))
-    tf_private.add_control_inputs(outputs[0].op, old.control_inputs)
-    for before, after in zip(old.outputs, outputs, strict=False):
-        tf_private.reroute(before, after)
-    # A function runs it though nothing reads it: if it has state, or without Grappler.
-    _change(old, *_without_rounds(old), [], parallel)
-    return outputs[0].op
-
-
-def _without_rounds(op: tf.Operation) -> tuple[Any, Any]:
-    """The functions of a loop that ends before its first round."""
-    like: Groups = {"own": [*op.inputs]}
-    with apart(op.graph):
-        never = function(f"{op.name}_cond", like, lambda carry: [tf.constant(False)])
-        return never, round_function(f"{op.name}_body", like, lambda carry: {})
