@@ -15,7 +15,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import calls, kinds, tf_private
 
 #: The indices of these inputs of a loop (the first two) and of its gradient.
-COUNTER, MOST_ROUNDS, COUNTED = 0, 1, 2
+_COUNTER, MOST_ROUNDS, COUNTED = 0, 1, 2
 #: The attribute that marks the gradient of a change that was undone: nothing reads it.
 UNDONE = "_memory_saving_undone"
 # What an op that reads a variable may be in a round that runs again: its value is read before.
@@ -134,8 +134,13 @@ def loop_behind(op: tf.Operation) -> tf.Operation | None:
     """The loop whose gradient `op` is, recognised by its number of rounds; else None."""
     if op.type not in calls.LOOPS or kinds.is_gate(op) or len(op.inputs) <= COUNTED:
         return None
-    counted = kinds.owner(op.inputs[COUNTED])
-    is_counter = counted.op.type in calls.LOOPS and counted.value_index == COUNTER
+    return loop_counted_by(op.inputs[COUNTED])
+
+
+def loop_counted_by(tensor: tf.Tensor) -> tf.Operation | None:
+    """The loop whose number of rounds a tensor is; None for another tensor."""
+    counted = kinds.owner(tensor)
+    is_counter = counted.op.type in calls.LOOPS and counted.value_index == _COUNTER
     return counted.op if is_counter and not kinds.is_gate(counted.op) else None
 
 

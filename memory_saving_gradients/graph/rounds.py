@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients.graph import calls, kinds, tf_private
-from memory_saving_gradients.graph.loops import COUNTED, COUNTER, loop_behind
+from memory_saving_gradients.graph.loops import COUNTED, loop_counted_by
 from memory_saving_gradients.graph.shapes import Shapes
 
 #: The attribute of a loop that tells how many rounds are expected.
@@ -46,15 +46,13 @@ def counted_rounds(op: tf.Operation, shapes: Shapes) -> int | None:
         return 0
     if ROUNDS in op.node_def.attr:
         return int(op.get_attr(ROUNDS))
-    if (loop := loop_behind(op)) is not None:
-        return counted_rounds(loop, shapes)
+    if len(op.inputs) > COUNTED and (pushed := _pushed(op.inputs[COUNTED], shapes)) is not None:
+        counter, there = pushed
+        if (loop := loop_counted_by(counter)) is not None:
+            return counted_rounds(loop, there)
     condition = tf_private.function_graph(op.graph, op.get_attr("cond").name)
     if condition is None or not calls.bodies(op):
         return None
-    if len(op.inputs) > COUNTED and (pushed := _pushed(op.inputs[COUNTED], shapes)) is not None:
-        counter, there = pushed
-        if counter.op.type in calls.LOOPS and counter.value_index == COUNTER:
-            return counted_rounds(counter.op, there)
     counts = []
     waiting = [condition.outputs[0].op]
     while waiting:
@@ -74,7 +72,7 @@ def _pushed(tensor: tf.Tensor, shapes: Shapes) -> tuple[tf.Tensor, Shapes] | Non
         shapes: the shapes of the round.
 
     Returns:
-        The tensor itself if it comes from no list and from no caller; None if nothing tells.
+        The tensor itself if it comes from no list; None if nothing tells.
     """
     tensor = kinds.owner(tensor)
     if tensor.op.type == "TensorListPopBack":
@@ -87,8 +85,10 @@ def _pushed(tensor: tf.Tensor, shapes: Shapes) -> tuple[tf.Tensor, Shapes] | Non
         if push.type != "TensorListPushBack":
             return None
         return _pushed(push.inputs[1], there.within(filled.op, body, body.get_operations()))
-    if tensor.op.type != "Placeholder" or shapes.caller is None:
+    if tensor.op.type != "Placeholder":
         return tensor, shapes
+    if tensor.dtype != tf.variant or shapes.caller is None:  # rounds change other loop variables
+        return None
     caller, outside = shapes.caller
     passed = [*caller.inputs][-len(tensor.graph.inputs) :]
     place = _place(tensor)
