@@ -18,6 +18,7 @@ from memory_saving_gradients.options.budgets import OfDevice, parse_budget
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.device_budget import device_bytes
 from memory_saving_gradients.pipeline.loops import alternatives, as_if
+from memory_saving_gradients.pipeline.save import no_garbage_collection
 from memory_saving_gradients.planning.plan_data import LoopPlan
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import affordable
@@ -80,6 +81,7 @@ class MaxBatch:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+@no_garbage_collection()
 def max_batch(
     model_or_step: Any, memory: int | str, example: Any = None, *, device: str | None = None
 ) -> MaxBatch:

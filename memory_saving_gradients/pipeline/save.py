@@ -231,13 +231,17 @@ def looking() -> Iterator[list[tuple[BackwardPass, Request]]]:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disables garbage collection: traversing the cycles of a graph takes longer than planning."""
+    """Disables garbage collection: traversing the cycles of a graph takes longer than planning.
+
+    At its end only what was made within it is traversed; else Python would traverse all objects.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            gc.collect(0)
             gc.enable()
 
 
