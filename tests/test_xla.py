@@ -260,7 +260,9 @@ def test_a_budget_is_one_for_what_xla_allocates(name, share):
     )
     assert compiled == pytest.approx(plan.compiled_peak_bytes, rel=0.02)
     assert compiled <= 1.03 * plan.budget_bytes
-    assert "MB by XLA's compiler for this machine" in str(plan)
+    assert plan.baseline_compiled_bytes == pytest.approx(plan.budget_bytes / share, rel=1e-6)
+    ratio = plan.baseline_compiled_bytes / plan.compiled_peak_bytes
+    assert f"MB ({ratio:.2f}x) by XLA's compiler for this machine" in str(plan)
 
 
 def test_a_share_is_refused_by_what_xla_allocates_for_the_plain_step(monkeypatch):
@@ -297,11 +299,17 @@ def test_verify_says_what_xla_allocates():
     plan, step, inputs = planned("chain", verify=True)
     compiled = compiled_temporaries(step, *inputs)
     assert plan.compiled_peak_bytes == pytest.approx(compiled, rel=0.02)
+    plain, _ = compiled_step("chain", "plain")
+    allocated = compiled_temporaries(plain, *inputs)
+    assert plan.baseline_compiled_bytes == pytest.approx(allocated, rel=0.02)
     assert plan.measured_peak_bytes is None
     shown = []
     plan.summary(print_fn=shown.append)
-    assert "by XLA's compiler for this machine" in "".join(shown)
-    assert json.loads(plan.to_json())["compiled_peak_bytes"] == plan.compiled_peak_bytes
+    ratio = plan.baseline_compiled_bytes / plan.compiled_peak_bytes
+    assert f"MB ({ratio:.2f}x), by XLA's compiler for this machine" in "".join(shown)
+    data = json.loads(plan.to_json())
+    assert data["compiled_peak_bytes"] == plan.compiled_peak_bytes
+    assert data["baseline_compiled_bytes"] == plan.baseline_compiled_bytes
 
 
 def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():
@@ -316,7 +324,7 @@ def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(m
     monkeypatch.setattr(fitting, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
     with pytest.raises(msg.BudgetError, match=r"5\.0 MB"):
         planned("chain", memory_budget="4MB", verify=True)
-    assert len(sizes) == 4  # the last one is of "memory"
+    assert len(sizes) == 5  # the first one is of the plain step, the last one of "memory"
     with pytest.warns(UserWarning, match=r"allocates 5\.0 MB for this step where 4\.0 MB"):
         plan, _, _ = planned("chain", memory_budget="4MB")
     assert plan.compiled_peak_bytes == 5 * 10**6
@@ -330,7 +338,8 @@ def test_a_budget_that_is_missed_three_times_may_be_kept_by_memory(monkeypatch):
         return rewritten(reading, plan)
 
     def temporary_bytes(*args):
-        return 5 * 10**6 if applied[-1].budget_bytes else 39 * 10**5
+        # The first one is asked for the plain step.
+        return 39 * 10**5 if applied and not applied[-1].budget_bytes else 5 * 10**6
 
     monkeypatch.setattr(fitting, "follow", rewrite)
     monkeypatch.setattr(fitting, "_temporary_bytes", temporary_bytes)

@@ -45,18 +45,22 @@ def compiles_soon(reading: Reading, request: Request) -> bool:
     return len(reading.step.needed) <= _SOON and compiler.is_installed(request.device)
 
 
-def in_allocated_bytes(reading: Reading, request: Request) -> Request:
-    """The request, with a budget that is a share of the plain step in bytes.
+def allocated_for_plain(reading: Reading, request: Request) -> int | None:
+    """The bytes that XLA allocates for the plain step, with `verify=True` or for a share of them.
 
-    If XLA compiles the step, and soon, it is a share of what its compiler allocates for it. If not,
-    or if the size of the batch is not known yet, the request stays as it is.
+    None if its compiler is not asked, or if the size of the batch is not known yet.
     """
-    any_batch = reading.batch_size is not None and request.sizes.assumed
-    if isinstance(request.budget, float) and not any_batch:
-        plain = _allocated_for_plain(reading, request)
-        if plain is not None:
-            return dataclasses.replace(request, budget=int(request.budget * plain))
-    return request
+    if _any_batch(reading, request) or not _asks_for_plain(request):
+        return None
+    return _allocated_for_plain(reading, request)
+
+
+def _any_batch(reading: Reading, request: Request) -> bool:
+    return reading.batch_size is not None and request.sizes.assumed
+
+
+def _asks_for_plain(request: Request) -> bool:
+    return request.verify or isinstance(request.budget, float)
 
 
 def plain_exceeds(reading: Reading, request: Request, plan: Plan) -> bool:
@@ -100,9 +104,10 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
         BudgetError: `verify=True`, and no plan was found that keeps the budget.
         CannotCompile: the compiler refuses the step.
     """
-    budget = plan.budget_bytes
-    if isinstance(request.budget, float):  # the batch was not known
-        budget = int(request.budget * _temporary_bytes(reading, request))
+    budget, plain = plan.budget_bytes, None
+    if _any_batch(reading, request) and _asks_for_plain(request):  # at the batch of this plan
+        plain = _temporary_bytes(reading, request)
+        budget = int(request.budget * plain) if isinstance(request.budget, float) else budget
     target = compiler.target(request.device)
 
     def compiled(plan: Plan) -> Plan:
@@ -112,7 +117,11 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
             while edits:  # it was rewritten only to be compiled
                 edits.pop()()
         return dataclasses.replace(
-            plan, compiled_peak_bytes=size, compiled_for=target, budget_bytes=budget
+            plan,
+            compiled_peak_bytes=size,
+            baseline_compiled_bytes=plain,
+            compiled_for=target,
+            budget_bytes=budget,
         )
 
     tried = _tried(reading, plan, request, compiled)

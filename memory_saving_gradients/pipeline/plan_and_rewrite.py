@@ -21,7 +21,7 @@ from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline import pieces as pieces_of
 from memory_saving_gradients.pipeline.decide import against_plain, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
-from memory_saving_gradients.pipeline.fitting import in_allocated_bytes, plain_exceeds
+from memory_saving_gradients.pipeline.fitting import allocated_for_plain, plain_exceeds
 from memory_saving_gradients.pipeline.loops import Loops, choose, run_in_segments, ways_of
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
 from memory_saving_gradients.pipeline.why import saves_little
@@ -95,7 +95,17 @@ def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
     reading = read(step, request.cost_model, request.sizes)
     if isinstance(request.budget, OfDevice):
         request = dataclasses.replace(request, budget=in_bytes(request, reading))
-    request = in_allocated_bytes(reading, request)
+    allocated = allocated_for_plain(reading, request)
+    if allocated is not None and isinstance(request.budget, float):
+        request = dataclasses.replace(request, budget=int(request.budget * allocated))
+    plan = _plan_as_asked(reading, request)
+    if allocated is not None and plan.compiled_peak_bytes is not None:
+        plan = dataclasses.replace(plan, baseline_compiled_bytes=allocated)
+    return plan
+
+
+def _plan_as_asked(reading: Reading, request: Request) -> Plan:
+    """Rewrites a step, and makes regions run in pieces if the user allows it."""
     if request.in_pieces:
         return _plan_with_pieces(reading, request)
     try:

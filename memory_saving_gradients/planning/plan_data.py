@@ -85,6 +85,7 @@ class PlanData:
     measured_peak_bytes: int | None = None
     process_peak_bytes: int | None = None
     compiled_peak_bytes: int | None = None
+    baseline_compiled_bytes: int | None = None
     compiled_for: str = ""
     baseline_one_thread_bytes: int | None = None
     labels: Labels = dataclasses.field(default=Labels(), repr=False)
@@ -159,8 +160,7 @@ class PlanData:
         if self.process_peak_bytes is not None:
             measured += f" ({format_bytes(self.process_peak_bytes)} of the process)"
         if self.compiled_peak_bytes is not None:
-            compiled = format_bytes(self.compiled_peak_bytes)
-            measured = f", {compiled} by XLA's compiler for {self.compiled_for}"
+            measured = f", {self.compiled} by XLA's compiler for {self.compiled_for}"
         ratio = self.baseline_peak_bytes / self.peak_bytes if self.peak_bytes else 1.0
         alone = self.baseline_one_thread_bytes or self.baseline_peak_bytes
         if abs(alone - self.baseline_peak_bytes) > _APART * self.baseline_peak_bytes:
@@ -175,6 +175,14 @@ class PlanData:
             f"{len(self.recomputed)} ops recomputed{self._of_loops()}{self._in_pieces()}"
             f"{self._for_batch()}, {self.seconds:.2f} s"
         )
+
+    @property
+    def compiled(self) -> str:
+        """What XLA allocates, in words."""
+        ours, plain = self.compiled_peak_bytes or 0, self.baseline_compiled_bytes
+        if plain is None:
+            return format_bytes(ours)
+        return f"{format_bytes(plain)} -> {format_bytes(ours)} ({plain / max(ours, 1):.2f}x)"
 
     def _of_loops(self) -> str:
         again = sum(loop.every > 0 for loop in self.loops)

@@ -53,6 +53,8 @@ class Plan(PlanData):
             more than a tenth; the larger one counts against a budget.
         compiled_peak_bytes: what XLA allocates for the step besides its arguments and results, in
             bytes, by its compiler's own report; None if it was not compiled.
+        baseline_compiled_bytes: the same for the step without recomputation, compiled if
+            `verify=True` or if the budget is a share of it; else None.
         compiled_for: what it was compiled for, such as "h100" or "this machine".
         baseline_one_thread_bytes: predicted peak of the step without recomputation in a session of
             one inter-op thread, in bytes, if the threads of the session are unknown; else None.
@@ -125,6 +127,7 @@ class Plan(PlanData):
             measured_peak_bytes=None,
             process_peak_bytes=None,
             compiled_peak_bytes=None,
+            baseline_compiled_bytes=None,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

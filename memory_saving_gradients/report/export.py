@@ -31,6 +31,7 @@ def as_data(plan: PlanData) -> dict[str, Any]:
         "measured_peak_bytes": plan.measured_peak_bytes,
         "process_peak_bytes": plan.process_peak_bytes,
         "compiled_peak_bytes": plan.compiled_peak_bytes,
+        "baseline_compiled_bytes": plan.baseline_compiled_bytes,
         "compiled_for": plan.compiled_for,
         "overhead": plan.overhead,
         "batch_size": plan.batch_size,

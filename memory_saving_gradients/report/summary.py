@@ -240,8 +240,7 @@ def _totals(plan: PlanData, parts: list[facts.Segment]) -> RenderableType:
         "peak": f"{_mb(plan.peak_bytes)} MB ({ratio:.2f}x less), as predicted",
         "measured peak": f"{_mb(plan.measured_peak_bytes or 0)} MB",
         "process": f"{_mb(plan.process_peak_bytes or 0)} MB in that run",
-        "compiled peak": f"{_mb(plan.compiled_peak_bytes or 0)} MB, by XLA's compiler for "
-        f"{plan.compiled_for}",
+        "compiled peak": f"{plan.compiled}, by XLA's compiler for {plan.compiled_for}",
         "budget": f"{_mb(plan.budget_bytes or 0)} MB",
         "extra cost": f"{plan.overhead:z.1%} of the step's estimated time, "
         f"{len(plan.recomputed)} ops in {len(parts)} segments",
