@@ -36,12 +36,12 @@ _AT_MOST = 3
 # Recomputation is moved earlier, to save gates, only where at most this share of the peak is alive:
 # predictions are not accurate enough to go closer.
 _EARLY = 0.9
-# A step of at most this many ops compiles in about ten seconds.
-_SOON = 5_000
+# A step of at most this many ops compiles in about a quarter of a minute.
+_SOON = 10_000
 
 
 def compiles_soon(reading: Reading, request: Request) -> bool:
-    """Whether the compiler is there, and takes no more than about ten seconds for the step."""
+    """Whether the compiler is there, and does not take long for the step."""
     return len(reading.step.needed) <= _SOON and compiler.is_installed(request.device)
 
 
@@ -111,6 +111,7 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     target = compiler.target(request.device)
 
     def compiled(plan: Plan) -> Plan:
+        plan = plan if budget is None else _with_fewer_gates(plan)
         with tf_private.all_or_nothing() as edits:
             follow(reading, plan)
             size = _temporary_bytes(reading, request)
@@ -129,8 +130,7 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     if budget is None:
         return lowest
     if fitting := [candidate for candidate in tried if _fits(candidate)]:
-        chosen = min(fitting, key=lambda candidate: candidate.overhead)
-        return _with_fewer_gates(chosen, compiled)
+        return min(fitting, key=lambda candidate: candidate.overhead)
     if request.verify:
         raise missed(reading, budget, _compiled_peak(lowest), lowest)
     warn(
@@ -165,32 +165,27 @@ def _next_peak(tried: list[Plan], strategy: str) -> int | None:
     if len(tried) == _ROUNDS:
         return None
     if budget is not None:
-        fits = _LEAST_USED * budget <= size <= _NEARLY * budget
+        least = _LEAST_USED * budget if tried[-1].overhead > 0 else 0
+        fits = least <= size <= _NEARLY * budget
         return None if fits else int(tried[-1].peak_bytes * budget / max(size, 1))
     if strategy != "memory" or size <= _AS_PREDICTED * tried[-1].peak_bytes:
         return None
     return int(tried[0].peak_bytes * _AROUND[len(tried) - 1])
 
 
-def _with_fewer_gates(plan: Plan, compiled: Callable[[Plan], Plan]) -> Plan:
-    """The plan with stretches of recomputation joined where few bytes are alive, if that fits."""
+def _with_fewer_gates(plan: Plan) -> Plan:
+    """The plan with stretches of recomputation joined where few bytes are alive."""
     most = int(_EARLY * plan.peak_bytes)
     schedule = fewer_stretches(plan.problem, plan.schedule, most)
     judged = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
-    if judged.schedule == plan.schedule:
-        return plan
-    fewer = compiled(
-        dataclasses.replace(
-            plan,
-            schedule=judged.schedule,
-            peak_bytes=judged.peak_bytes,
-            overhead=judged.overhead,
-            checkpoints=judged.checkpoints,
-            recomputed=judged.recomputed,
-        )
+    return dataclasses.replace(
+        plan,
+        schedule=judged.schedule,
+        peak_bytes=judged.peak_bytes,
+        overhead=judged.overhead,
+        checkpoints=judged.checkpoints,
+        recomputed=judged.recomputed,
     )
-    allowed = max(plan.budget_bytes or 0, _compiled_peak(plan))
-    return fewer if _compiled_peak(fewer) <= allowed else plan
 
 
 def _compiled_peak(plan: Plan) -> int:
