@@ -14,10 +14,11 @@ def weight():
     return tf.Variable((np.random.RandomState(2).randn(WIDTH, WIDTH) * 0.4).astype("f"))
 
 
-def all_in_segments(every, some=False):
+def all_in_segments(every, some=False, within=0):
     """A choice for all loops: segments of so many rounds that keep every other element, or none.
 
-    `some` may also name an element to keep, without the name of the loop.
+    `some` may also name an element to keep, without the name of the loop. With `within` they run
+    again in segments of so many rounds.
     """
 
     def choose(loops, reading, request):
@@ -26,7 +27,7 @@ def all_in_segments(every, some=False):
             found = {pair: [n for n in kept[pair] if n.endswith(f"/{some}")] for pair in kept}
         else:
             found = {pair: kept[pair][::2] if some else () for pair in kept}
-        ways = {pair: pair.way(every, found[pair]) for pair in kept}
+        ways = {pair: pair.way(every, found[pair], within) for pair in kept}
         return [loops.plans(ways)] if ways else []
 
     return choose

@@ -83,8 +83,10 @@ class LoopPair:
     def name(self) -> str:
         return str(self.forward.name)
 
-    def way(self, every: int, kept: Iterable[str] = ()) -> LoopWay:
+    def way(self, every: int, kept: Iterable[str] = (), within: int = 0) -> LoopWay:
         """The loop with segments of `every` rounds, which keeps the elements `kept` of each round.
+
+        With `within`, a segment is recomputed in shorter segments of so many rounds.
 
         Raises:
             StaysPlain: they cannot be recomputed.
@@ -96,7 +98,7 @@ class LoopPair:
             raise StaysPlain("its rounds read the lists of its gradient")
         left = kept - {t.name for t in start.once}
         again = tuple(i for i in self.able if self.elements[i].name not in left)
-        return LoopWay(self, every, kept, again, start)
+        return LoopWay(self, every, within, kept, again, start)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,6 +108,8 @@ class LoopWay:
     Attributes:
         pair: the loop and its gradient.
         every: the rounds of a segment.
+        within: the rounds of the shorter segments that a segment is recomputed in; 0 where it is
+            recomputed as a whole.
         kept: the names of elements that are kept for every round.
         again: the lists that the gradient no longer pops, by output: of what is recomputed, and of
             what is kept to recompute it.
@@ -114,6 +118,7 @@ class LoopWay:
 
     pair: LoopPair
     every: int
+    within: int
     kept: frozenset[str]
     again: tuple[int, ...]
     start: Start

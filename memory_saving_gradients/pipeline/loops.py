@@ -92,8 +92,9 @@ class Loops:
 def _plan(sizes: LoopSizes, way: LoopWay | None) -> LoopPlan:
     name, rounds, plain = sizes.pair.name, sizes.rounds, sizes.plain
     if way is None:
-        return LoopPlan(name, rounds, 0, plain, plain)
-    return LoopPlan(name, rounds, way.every, plain, sizes.held(way), tuple(sorted(way.kept)))
+        return LoopPlan(name, rounds, plain_bytes=plain, held_bytes=plain)
+    kept = tuple(sorted(way.kept))
+    return LoopPlan(name, rounds, way.every, way.within, plain, sizes.held(way), kept)
 
 
 def choose(loops: Loops, reading: Reading, request: Request) -> list[tuple[LoopPlan, ...]]:
@@ -103,7 +104,8 @@ def choose(loops: Loops, reading: Reading, request: Request) -> list[tuple[LoopP
         return [given] if any(loop.every for loop in given) else []
     if not loops.sizes or request.strategy not in _RUN_ROUNDS or request.most_runs < 2:
         return []
-    ways = frontier(loops.sizes, cheap=request.strategy == "speed")
+    deep = request.strategy in ("budget", "overhead") and request.most_runs > 2
+    ways = frontier(loops.sizes, request.strategy == "speed", deep)
     plans = [
         (way, plan) for way in ways if (plan := _planned(loops, way, reading, request)) is not None
     ]
@@ -126,9 +128,9 @@ def ways_of(loops: Loops, plans: Sequence[LoopPlan]) -> Ways:
     """The ways to run loops that plans tell."""
     given = {loop.name: loop for loop in plans if loop.every}
     return {
-        pair: pair.way(given[pair.name].every, given[pair.name].kept)
+        pair: pair.way(loop.every, loop.kept, loop.within)
         for pair in loops.sizes
-        if pair.name in given
+        if (loop := given.get(pair.name))
     }
 
 
@@ -157,7 +159,7 @@ def alternatives(reading: Reading, request: Request) -> list[tuple[LoopPlan, ...
     loops = Loops.of(reading, exact=not request.running_sums)
     if not loops.sizes:
         return [()] * 4
-    plain, *ways = frontier(loops.sizes, cheap=False)
+    plain, *ways = frontier(loops.sizes)
     *_, cheap = frontier(loops.sizes, cheap=True)
     return [loops.plans(way) for way in (plain, cheap, *(2 * ways or [plain] * 2)[-2:])]
 
@@ -223,7 +225,7 @@ def _most(pair: LoopPair) -> int | None:
 def _length(way: LoopWay, sizes: LoopSizes) -> int | tf.Tensor:
     """The rounds of a segment: computed at run time if the number of rounds is only known then."""
     most = way.pair.forward.inputs[MOST_ROUNDS]
-    if tf_private.constant(most) is not None:
+    if way.within or tf_private.constant(most) is not None:
         return way.every
     with apart(most.graph, "recompute"):
         root = tf.sqrt(tf.cast(most, tf.float32) * max(sizes.square(way), 1 / max(sizes.rounds, 1)))

@@ -26,6 +26,8 @@ class LoopPlan:
         rounds: how many rounds are expected.
         every: the rounds of a segment: the loop keeps the state at the start of each segment, and
             the gradient runs the segment again; 0 where the loop keeps the values of each round.
+        within: the rounds of the shorter segments that a segment runs again in; 0 where it runs
+            again as a whole.
         plain_bytes: the bytes that TensorFlow's own loop holds for its gradient.
         held_bytes: the bytes that it holds now.
         kept: the tensors of its body that are kept for every round besides, by name.
@@ -35,6 +37,7 @@ class LoopPlan:
     name: str
     rounds: int = 0
     every: int = 0
+    within: int = 0
     plain_bytes: int = 0
     held_bytes: int = 0
     kept: tuple[str, ...] = ()

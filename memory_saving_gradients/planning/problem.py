@@ -38,6 +38,7 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     cost: float = 1.0
+    _: dataclasses.KW_ONLY
     reused: float = 0.0
     workspace: int = 0
     backward: bool = False

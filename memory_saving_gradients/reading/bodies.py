@@ -61,7 +61,7 @@ def of_calls(
                 cost, workspace = of_calls(inner, runtime, read_here, shapes)
             read = reads(inner, tensor_of, buffers)
             made_here = makes(inner, tensor_of, buffers)
-            steps.append(Op(inner.name, read, made_here, cost, workspace))
+            steps.append(Op(inner.name, read, made_here, cost, workspace=workspace))
         results = frozenset(tensor_of[t.name] for t in outputs if t.name in tensor_of)
         if not tensors:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
@@ -77,6 +77,9 @@ class LoopSizes:
 
     def working(self, way: LoopWay) -> int:
         """The bytes that a segment needs while it runs again."""
+        if way.within:
+            shorter = -(-way.every // way.within)
+            return shorter * self.states(way) + way.within * self.round(way)
         return min(AT_ONCE if way.every == 1 else way.every, self.rounds) * self.round(way)
 
     def square(self, way: LoopWay) -> float:
@@ -86,21 +89,26 @@ class LoopSizes:
     def more_seconds(self, way: LoopWay) -> float:
         """The estimated seconds that recomputing takes, as lists save some."""
         pair, start, alone = self.pair, way.start, way.every == 1
-        known = {t.name for t in start.once}
+        states = [] if alone else [pair.body.outputs[i] for i in start.states]
+        again = self._seconds_of(way, [*states, *(pair.elements[i] for i in way.again)])
+        again += self._seconds_of(way, states) if way.within else 0.0
+        # A list takes a call to push an element, and one to pop it.
+        pushed = len(start.once) + alone * (len(start.states) - len(way.again))
+        return max(0.0, self.rounds * (again + 2 * pushed * self.call_seconds))
+
+    def _seconds_of(self, way: LoopWay, wanted: Iterable[tf.Tensor]) -> float:
+        """The estimated seconds of recomputing some tensors in a round."""
+        known = {t.name for t in way.start.once}
         ops = dict[tf.Operation, None]()
-        waiting = [pair.elements[i] for i in way.again]
-        waiting += [] if alone else [pair.body.outputs[i] for i in start.states]
+        waiting = [*wanted]
         while waiting:
             tensor = waiting.pop()
             if tensor.name not in known:
                 known.add(tensor.name)
-                if made_from := pair.rounds.made_from(tensor, alone):
+                if made_from := self.pair.rounds.made_from(tensor, way.every == 1):
                     waiting.extend(made_from)
                     ops[tensor.op] = None
-        # A list takes a call to push an element, and one to pop it.
-        pushed = len(start.once) + alone * (len(start.states) - len(way.again))
-        again = sum(self.seconds.get(op.name, 0.0) for op in ops)
-        return max(0.0, self.rounds * (again + 2 * pushed * self.call_seconds))
+        return sum(self.seconds.get(op.name, 0.0) for op in ops)
 
 
 def sizes_of(pair: LoopPair, reading: Reading, shapes: Shapes) -> LoopSizes:

@@ -26,6 +26,8 @@ _MOST_WAYS = 4
 _APART = 0.05
 _MANY = 1000
 _NEXT_TO_NOTHING = 1e-6
+# Segments run again in shorter ones from so many rounds on.
+_DEEP = 1_000
 # Capacities are in these parts of a byte, as whole numbers: rounding would make cuts differ.
 _PARTS = 2**20
 
@@ -43,16 +45,21 @@ class _Point:
     seconds: float
 
 
-def frontier(sizes: Mapping[LoopPair, LoopSizes], cheap: bool) -> list[Ways]:
+def frontier(
+    sizes: Mapping[LoopPair, LoopSizes], cheap: bool = False, deep: bool = False
+) -> list[Ways]:
     """Ways to run the loops of a step, from the plain loops to those of the fewest bytes.
 
     Args:
         sizes: the loops.
         cheap: whether no expensive op may run again.
+        deep: whether segments of many rounds may run again in shorter ones, so every round three
+            times.
     """
     sizes = {pair: _counted(each) for pair, each in sizes.items()}
     plain = _Point({}, sum(each.plain for each in sizes.values()), 0.0)
-    found = [*_corners(sizes, plain, _single, cheap), *_corners(sizes, plain, _long, cheap)]
+    levels = [_single, _long, *([_nested] if deep else [])]
+    found = [point for level in levels for point in _corners(sizes, plain, level, cheap)]
     found.sort(key=lambda point: (point.bytes, point.seconds))
     apart = _APART * (plain.bytes - found[0].bytes)
     chosen: list[_Point] = []
@@ -122,14 +129,28 @@ def _single(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
 
 def _long(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
     """The best ways to recompute segments of several rounds, if anything is recomputed."""
-    kept = kept_at(price, sizes, max(2, math.isqrt(sizes.rounds)), cheap)
-    if len(kept) < len(sizes.pair.able):
-        way = sizes.pair.way(2, kept)
-        if not way.start.states:  # each round can be recomputed on its own
-            return
+    for way in _in_segments(sizes, price, cheap):
         root = math.sqrt(sizes.rounds * sizes.square(way))
         for every in {max(2, math.floor(root)), max(2, math.ceil(root))}:
             yield dataclasses.replace(way, every=every)
+
+
+def _nested(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
+    """The best way to recompute segments in shorter ones, if there are many rounds."""
+    for way in _in_segments(sizes, price, cheap) if sizes.rounds >= _DEEP else ():
+        square = sizes.square(way)
+        every = max(4, round((sizes.rounds**2 * square) ** (1 / 3)))
+        within = max(2, round(math.sqrt(every * square)))
+        yield dataclasses.replace(way, every=every, within=min(within, every // 2))
+
+
+def _in_segments(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
+    """What segments of any length keep and recompute, if that is anything."""
+    kept = kept_at(price, sizes, max(2, math.isqrt(sizes.rounds)), cheap)
+    if len(kept) < len(sizes.pair.able):
+        way = sizes.pair.way(2, kept)
+        if way.start.states:  # else each round can be recomputed on its own
+            yield way
 
 
 def kept_at(price: float, sizes: LoopSizes, every: int, cheap: bool) -> frozenset[str]:

@@ -203,7 +203,8 @@ def _loops(plan: PlanData) -> RenderableType:
         why_not="left",
     )
     for loop in plan.loops:
-        able = [f"{loop.rounds:,}", f"{loop.every or '-'}", f"{len(loop.kept) or '-'}"]
+        segment = f"{loop.every} / {loop.within}" if loop.within else f"{loop.every or '-'}"
+        able = [f"{loop.rounds:,}", segment, f"{len(loop.kept) or '-'}"]
         held = [_mb(loop.plain_bytes), _mb(loop.held_bytes)]
         _add_able(table, loop.name, [*able, *held], loop.why)
     return table

@@ -7,7 +7,8 @@ levels* the loop becomes a loop over segments of `every` rounds, and pushes the 
 of a segment; the gradient runs a segment again as TensorFlow's loop did, and then TensorFlow's own
 gradient over it. With segments of √n rounds, n rounds need O(√n) bytes (Chen et al., "Training Deep
 Nets with Sublinear Memory Cost", 2016; for recurrent networks Gruslys et al., "Memory-Efficient
-Backpropagation Through Time", 2016).
+Backpropagation Through Time", 2016). A segment and TensorFlow's gradient over it are a loop and its
+gradient as well: on *three levels* they run in two levels again, and n rounds need O(∛n) bytes.
 
 All sums are added in the order of TensorFlow's gradient.
 """
@@ -21,7 +22,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.graph.apart import apart
-from memory_saving_gradients.graph.loops import LoopPair, LoopWay, hands_on
+from memory_saving_gradients.graph.loops import LoopPair, LoopWay, hands_on, pair_of
 from memory_saving_gradients.graph.rounds import AGAIN, AT_ONCE, ROUNDS
 from memory_saving_gradients.graph.transplant import transplanted
 from memory_saving_gradients.reading.backward import BackwardPass
@@ -200,12 +201,15 @@ def _backward_in_segments(
         rounds = tf.cast(carry["own"][2], tf.int32)
         rounds = tf.where(tf.equal(done, 0), rounds - before, every)
         popped = [*map(pop, carry["states"], states)]
-        full = _segment_again(way, carry, [t for _, t in popped], before, rounds, length, expected)
+        again = _segment_again(way, carry, [t for _, t in popped], before, rounds, length, expected)
+        full = dict(zip(way.again, again["lists"], strict=True))
         own = list(carry["own"])
         own[0] = tf.zeros_like(own[0])
-        own[2] = tf.cast(rounds, own[2].dtype)
+        own[2] = tf.cast(again["place"][0], own[2].dtype)
         own = [full[refilled[i]] if i in refilled else _given(t) for i, t in enumerate(own)]
         results = _gradient_of_segment(pair, own, expected)
+        if way.within:
+            results = _in_shorter_segments(again, results, way.within, length, expected)
         unchanged = {
             i
             for i in range(len(pair.gradient.inputs))
@@ -250,6 +254,25 @@ def _gradient_of_segment(
     return results["grad_ys"]
 
 
+def _in_shorter_segments(
+    again: Groups, results: list[tf.Tensor], within: int, length: int | None, expected: int
+) -> list[tf.Tensor]:
+    """Makes the gradient of a segment recompute shorter segments; returns its results.
+
+    Args:
+        again: the results of the loop that runs the segment again.
+        results: those of its gradient.
+        within: the rounds of a shorter segment.
+        length: the maximum number of rounds of the segment, if lists need a fixed capacity.
+        expected: their expected number.
+    """
+    pair = pair_of(again["place"][0].op, results[0].op)
+    with tf_private.all_or_nothing() as edits:
+        gradient = two_levels(pair.way(within), within, length, within, -(-expected // within))
+        edits.clear()  # the function that they are in has not run yet
+    return [*gradient.outputs][: len(results)]
+
+
 def _segment_again(
     way: LoopWay,
     carry: Groups,
@@ -258,8 +281,8 @@ def _segment_again(
     rounds: tf.Tensor,
     length: int | None,
     expected: int,
-) -> dict[int, tf.Tensor]:
-    """Runs a segment again; returns the lists for its gradient."""
+) -> Groups:
+    """Runs a segment again; returns the results, with the lists for its gradient."""
     pair, start = way.pair, way.start
     lists = []
     for i in way.again:
@@ -294,8 +317,7 @@ def _segment_again(
     def has_more(carry: Groups) -> tf.Tensor:
         return carry["place"][0] < carry["place"][1]
 
-    results = loop("again", within, like, has_more, one_round, pair.forward, expected, AT_ONCE)
-    return dict(zip(way.again, results["lists"], strict=True))
+    return loop("again", within, like, has_more, one_round, pair.forward, expected, AT_ONCE)
 
 
 def _given(tensor: tf.Tensor) -> tf.Tensor:

@@ -43,7 +43,14 @@ WAYS: dict[str, tuple[Callable[..., list], dict[str, Any]]] = {
 IN_JAX = {"LSTM, 2 × 512 cells, 512 steps, batch 32": "lstm"}
 
 #: The steps of a neural ODE, for the figure: nothing but its rounds grows.
-ROUNDS = {f"{rounds}": rounds for rounds in (64, 256, 1024, 4096)}
+ROUNDS = {f"{rounds}": rounds for rounds in (64, 256, 1024, 4096, 16384)}
+
+#: What the figure compares; the last allows segments within segments.
+LEVELS: dict[str, Callable[..., list]] = {
+    "tf.gradients": tf.gradients,
+    "memory": functools.partial(gradients, checkpoints="memory"),
+    "max_overhead=1": functools.partial(gradients, max_overhead=1.0),
+}
 
 
 def network(label: str) -> dict[str, Any]:
@@ -59,9 +66,7 @@ def network(label: str) -> dict[str, Any]:
 def rounds(label: str) -> dict[str, int]:
     """The peak, in bytes, of a neural ODE of so many steps."""
     make = functools.partial(NeuralODE, steps=ROUNDS[label])
-    return {
-        way: in_session(make, 64, WAYS[way][0]).peak_bytes for way in ("tf.gradients", "memory")
-    }
+    return {way: in_session(make, 64, planned).peak_bytes for way, planned in LEVELS.items()}
 
 
 def beside(label: str) -> dict[str, dict]:

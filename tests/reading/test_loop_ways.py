@@ -54,11 +54,16 @@ def test_what_a_round_keeps_is_the_best_of_all_subsets(name):
 
 @pytest.mark.parametrize("name", ["while_loop", "lstm", "long_sum"])
 @pytest.mark.parametrize("cheap", [False, True])
-def test_ways_hold_fewer_and_fewer_bytes_for_more_and_more_seconds(name, cheap):
+@pytest.mark.parametrize("times", [1, 1000])
+def test_ways_hold_fewer_and_fewer_bytes_for_more_and_more_seconds(name, cheap, times):
     sizes, _graph = sizes_of_form(name)
-    plain, *ways = (found.get(sizes.pair) for found in frontier({sizes.pair: sizes}, cheap))
+    lists = {number: times * size for number, size in sizes.list_bytes.items()}
+    sizes = dataclasses.replace(sizes, rounds=times * sizes.rounds, list_bytes=lists)
+    found = frontier({sizes.pair: sizes}, cheap, deep=True)
+    plain, *ways = (each.get(sizes.pair) for each in found)
     assert plain is None
     assert ways
+    assert (ways[-1].within > 0) == (times > 1)
     held = [sizes.plain, *(sizes.held(way) + sizes.working(way) for way in ways)]
     assert held == sorted(held, reverse=True)
     seconds = [sizes.more_seconds(way) for way in ways]

@@ -46,10 +46,10 @@ def plainly(name, jit=None):
 
 @pytest.fixture
 def in_segments(monkeypatch):
-    """Has all loops run in segments of so many rounds, which keep every other element or none."""
+    """Has all loops run in segments: see `all_in_segments`."""
 
-    def of(every, some=False):
-        monkeypatch.setattr(plan_and_rewrite, "choose", all_in_segments(every, some))
+    def of(every, some=False, within=0):
+        monkeypatch.setattr(plan_and_rewrite, "choose", all_in_segments(every, some, within))
 
     return of
 
@@ -60,15 +60,26 @@ ROUNDED, IN_BRANCHES = {"long_sum", "long_sum_inside"}, {"in_a_branch"}
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize(
-    ("every", "some"), [(1, False), (3, True), (1, True), (50, False), (3, False)]
+    ("every", "some", "within"),
+    [
+        (1, False, 0),
+        (3, True, 0),
+        (1, True, 0),
+        (50, False, 0),
+        (3, False, 0),
+        (5, False, 2),
+        (4, True, 3),
+    ],
 )
 @pytest.mark.parametrize("name", sorted(FORMS.keys() - IN_BRANCHES))
 @pytest.mark.sweep(7)
-def test_gradients_are_equal(name, every, some, in_segments):
-    in_segments(every, some)
+def test_gradients_are_equal(name, every, some, within, in_segments):
+    in_segments(every, some, within)
     made, plans = two_steps(FORMS[name], by_memory)
     assert plans, "nothing was rewritten"
-    assert {loop.every for loop in plans[-1].loops if not loop.why} == {every}
+    assert {(each.every, each.within) for each in plans[-1].loops if not each.why} == {
+        (every, within)
+    }
     for ours, plain in zip(made, plainly(name), strict=True):
         if name in ROUNDED:
             np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
@@ -103,11 +114,11 @@ def test_plain_gradients_of_loops_do_not_run_without_grappler(every, in_segments
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("every", "within"), [(1, 0), (3, 0), (5, 2)])
 @pytest.mark.parametrize("name", ["scan", "lstm"])
 @pytest.mark.sweep(2)
-def test_gradients_are_equal_to_rounding_under_xla(name, every, in_segments):
-    in_segments(every)
+def test_gradients_are_equal_to_rounding_under_xla(name, every, within, in_segments):
+    in_segments(every, within=within)
     made, plans = two_steps(FORMS[name], by_memory, jit=True)
     assert plans[-1].loops
     for ours, plain in zip(made, plainly(name, jit=True), strict=True):
@@ -180,6 +191,33 @@ def test_a_loop_takes_no_more_than_predicted(name, monkeypatch):
         (plan,) = get_plans(graph)
     assert peak < 1.15 * plan.peak_bytes
     assert peak < 0.3 * plan.baseline_peak_bytes
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.measured
+def test_a_budget_below_two_levels_runs_segments_in_shorter_ones():
+    steps = 2000
+    plain, before, _ = run(tf.gradients, steps)
+    two, least, by_two = run(gradients, steps, checkpoints="memory")
+    outside = 2 * steps * ROWS * WIDTH * 4  # the sequence, its gradient
+    ours, peak, plan = run(gradients, steps, memory_budget=(by_two.peak_bytes + outside) // 2)
+    assert [loop.within > 0 for loop in plan.loops] == [True]
+    assert_same(ours, plain)
+    assert peak < 1.1 * plan.peak_bytes
+    assert peak - outside < 0.7 * (least - outside)
+    with pytest.raises(BudgetError):
+        run(gradients, steps, memory_budget=plan.peak_bytes, max_recompute=1)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("within", [0, 2, 3])
+def test_any_number_of_rounds_in_segments_of_five(within, in_segments):
+    lengths = [0, 1, 2, 3, 4, 5, 6, 9, 10, 11, 31]
+    in_segments(5, within=within)
+    assert_same(
+        run(gradients, None, lengths, checkpoints="memory")[0],
+        run(tf.gradients, None, lengths)[0],
+    )
 
 
 @pytest.mark.usefixtures("deterministic")
