@@ -19,11 +19,12 @@ from memory_saving_gradients.graph.loops import LoopPair, LoopWay
 from memory_saving_gradients.reading.loop_sizes import LoopSizes, Ways
 
 # The most ways of a level; how far apart two ways are at least, as a share of the bytes between the
-# plain loops and those of the fewest; the rounds assumed where their number is unknown: so many
-# that short segments are wrong; and the price of the way with the fewest bytes, as a share of what
-# makes everything worth keeping: it only decides between ways of as many bytes.
+# plain loops and those of the fewest, or as a factor; the rounds assumed where their number is
+# unknown: so many that short segments are wrong; and the price of the way with the fewest bytes, as
+# a share of what makes everything worth keeping: it only decides between ways of as many bytes.
 _MOST_WAYS = 4
 _APART = 0.05
+_TIMES = 1.5
 _MANY = 1000
 _NEXT_TO_NOTHING = 1e-6
 # Segments run again in shorter ones from so many rounds on.
@@ -64,9 +65,9 @@ def frontier(
     apart = _APART * (plain.bytes - found[0].bytes)
     chosen: list[_Point] = []
     for point in filter(operator.attrgetter("ways"), found):
-        if not chosen or (
-            point.bytes >= chosen[-1].bytes + apart and point.seconds < chosen[-1].seconds
-        ):
+        most = chosen[-1].bytes if chosen else 0
+        is_apart = point.bytes >= min(most + apart, most * _TIMES)
+        if not chosen or (is_apart and point.seconds < chosen[-1].seconds):
             chosen.append(point)
     return [plain.ways, *(point.ways for point in reversed(chosen))]
 

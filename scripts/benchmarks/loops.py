@@ -49,7 +49,7 @@ ROUNDS = {f"{rounds}": rounds for rounds in (64, 256, 1024, 4096, 16384)}
 LEVELS: dict[str, Callable[..., list]] = {
     "tf.gradients": tf.gradients,
     "memory": functools.partial(gradients, checkpoints="memory"),
-    "max_overhead=1": functools.partial(gradients, max_overhead=1.0),
+    "max_overhead=1.25": functools.partial(gradients, max_overhead=1.25),
 }
 
 
