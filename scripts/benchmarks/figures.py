@@ -72,16 +72,23 @@ def draw_rounds(rounds: dict[str, dict[str, int]], path: Path) -> None:
     """The peak of a loop against its rounds, with the exponents that fit."""
     figure, axes = plt.subplots(figsize=(WIDTH, 3), dpi=144, layout="constrained")
     counts = [int(label) for label in rounds]
-    names = {"tf.gradients": ("D", COLOURS["plain"]), "memory": ("o", COLOURS["plan"])}
-    for way, (marker, colour) in names.items():
+    names = {
+        "tf.gradients": ("D", COLOURS["plain"], 0),
+        "memory": ("o", COLOURS["plan"], 0),
+        "max_overhead=1.25": ("*", COLOURS["plan"], 1000),  # three levels from there on
+    }
+    for way, (marker, colour, first) in names.items():
         peaks = [row[way] / 1e6 for row in rounds.values()]
-        named = f"{way}: rounds to the power of {exponent(rounds, way):.2f}"
+        fitted = {label: row for label, row in rounds.items() if int(label) >= first}
+        grows = f"$n^{{{exponent(fitted, way):.2f}}}$"
+        named = f"{way}: grows as {grows}" + (f" from {first:,} on" if first else "")
         axes.loglog(counts, peaks, f"{marker}-", color=colour, label=named)
     axes.set_xticks(counts, [f"{count:,}" for count in counts], minor=False)
     axes.minorticks_off()
-    axes.set_xlabel("rounds", fontsize=TEXT, color=COLOURS["text"])
+    axes.set_xlabel("rounds, n", fontsize=TEXT, color=COLOURS["text"])
     axes.set_ylabel("measured peak, MB", fontsize=TEXT, color=COLOURS["text"])
-    axes.legend(frameon=False, fontsize=TEXT, labelcolor=COLOURS["text"])
+    axes.set_ylim(top=30 * axes.get_ylim()[1])  # room for the legend
+    axes.legend(loc="upper left", frameon=False, fontsize=TEXT, labelcolor=COLOURS["text"])
     styled(axes)
     figure.patch.set_alpha(0)
     figure.savefig(path)
