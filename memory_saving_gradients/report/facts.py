@@ -156,8 +156,7 @@ def segments(plan: PlanData) -> list[Segment]:
     """The segments that are recomputed, in execution order."""
     problem = plan.problem
     total = float(problem.costs.sum()) or 1.0
-    ran = np.unique(np.asarray(plan.schedule), return_index=True)[1]
-    first_runs = set(ran.tolist())  # also of ops that first run in the backward pass
+    first_runs = _first_runs(plan)
     parts = []
     for entries in _components(plan):
         ops = [plan.schedule[entry] for entry in entries]
@@ -245,8 +244,16 @@ def shortened(label: str, width: int) -> str:
     return label if len(label) <= width else f"{label[: width - 1]}…"
 
 
+def _first_runs(plan: PlanData) -> set[int]:
+    """The places in the schedule of the first run of each op."""
+    return set(np.unique(np.asarray(plan.schedule), return_index=True)[1].tolist())
+
+
 def _components(plan: PlanData) -> list[list[int]]:
-    """The connected groups of copies, which read one another, as places in the schedule."""
+    """The connected groups of copies, which read one another, as places in the schedule.
+
+    Groups of ops that only run late, for the first time, are left out.
+    """
     problem = plan.problem
     _, copies = copied(problem, plan.schedule)
     reads = nx.Graph()
@@ -258,7 +265,9 @@ def _components(plan: PlanData) -> list[list[int]]:
             before = (made.get(t, -1) for t in op.inputs)
             reads.add_edges_from((place, other) for other in before if other >= 0)
         made |= dict.fromkeys(op.outputs, place if copies[place] else -1)
-    return sorted(sorted(part) for part in nx.connected_components(reads))
+    first_runs = _first_runs(plan)
+    parts = (part for part in nx.connected_components(reads) if not part <= first_runs)
+    return sorted(map(sorted, parts))
 
 
 def _starts(plan: PlanData) -> dict[int, list[int]]:

@@ -76,7 +76,7 @@ def _tables(plan: PlanData) -> RenderableType:
         Text(f"{plan}", style="bold"),
         _layers(plan),
         _kept(plan),
-        _recomputed(parts),
+        _recomputed(plan, parts),
         *([_loops(plan)] if plan.loops else []),
         *([_pieces(plan)] if plan.pieces else []),
         _peak(parts, peak),
@@ -153,9 +153,10 @@ def _kept(plan: PlanData) -> RenderableType:
     return table
 
 
-def _recomputed(parts: list[facts.Segment]) -> RenderableType:
+def _recomputed(plan: PlanData, parts: list[facts.Segment]) -> RenderableType:
     if not parts:
-        return Text("Nothing runs again.\n")
+        loops = any(loop.every for loop in plan.loops)
+        return Text("Outside loops nothing runs again.\n" if loops else "Nothing runs again.\n")
     table = _table(
         f"Run again: {len(parts)} segments, in the order of the backward pass",
         segment="right",

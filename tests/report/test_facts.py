@@ -25,6 +25,19 @@ def test_segments_are_all_that_runs_again(name):
     assert [part.entries[0] for part in parts] == sorted(part.entries[0] for part in parts)
 
 
+def test_what_only_runs_late_is_not_said_to_run_again(graph):
+    x = tf.ones((256, 32, 32))
+    h = tf.while_loop(lambda i, _: i < 256, lambda i, h: (i + 1, tf.tanh(h * x[i])), (0, x[0]))[1]
+    gradients(tf.reduce_sum(h**2), [x], checkpoints="memory")
+    (plan,) = get_plans(graph)
+    assert any(copied(plan.problem, plan.schedule)[1])
+    assert not plan.recomputed
+    assert not facts.segments(plan)
+    shown: list[str] = []
+    plan.summary(print_fn=shown.append)
+    assert "Outside loops nothing runs again." in "".join(shown)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_held_adds_up_to_the_peak(name):
     plan = plan_of(name)
