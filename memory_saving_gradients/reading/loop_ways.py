@@ -138,7 +138,8 @@ def _long(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
 
 def _nested(sizes: LoopSizes, price: float, cheap: bool) -> Iterator[LoopWay]:
     """The best way to recompute segments in shorter ones, if there are many rounds."""
-    for way in _in_segments(sizes, price, cheap) if sizes.rounds >= _DEEP else ():
+    many = sizes.counted and sizes.rounds >= _DEEP
+    for way in _in_segments(sizes, price, cheap) if many else ():
         square = sizes.square(way)
         every = max(4, round((sizes.rounds**2 * square) ** (1 / 3)))
         within = max(2, round(math.sqrt(every * square)))

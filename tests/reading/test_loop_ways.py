@@ -71,6 +71,14 @@ def test_ways_hold_fewer_and_fewer_bytes_for_more_and_more_seconds(name, cheap, 
     assert seconds == sorted(seconds)
 
 
+def test_segments_of_an_unknown_number_of_rounds_run_again_as_a_whole():
+    sizes, _graph = sizes_of_form("lstm")
+    unknown = dataclasses.replace(sizes, counted=False)
+    ways = frontier({sizes.pair: unknown}, deep=True)[1:]
+    assert ways
+    assert not any(found[sizes.pair].within for found in ways)
+
+
 def test_cheap_ways_recompute_no_product():
     sizes, _graph = sizes_of_form("lstm")
     only_products = dataclasses.replace(
