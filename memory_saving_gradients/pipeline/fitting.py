@@ -177,6 +177,8 @@ def _with_fewer_gates(plan: Plan) -> Plan:
     """The plan with stretches of recomputation joined where few bytes are alive."""
     most = int(_EARLY * plan.peak_bytes)
     schedule = fewer_stretches(plan.problem, plan.schedule, most)
+    if tuple(schedule) == plan.schedule:
+        return plan
     judged = Plan.of(plan.strategy, plan.problem, schedule, plan.given)
     return dataclasses.replace(
         plan,

@@ -65,9 +65,10 @@ def frontier(
     apart = _APART * (plain.bytes - found[0].bytes)
     chosen: list[_Point] = []
     for point in filter(operator.attrgetter("ways"), found):
-        most = chosen[-1].bytes if chosen else 0
-        is_apart = point.bytes >= min(most + apart, most * _TIMES)
-        if not chosen or (is_apart and point.seconds < chosen[-1].seconds):
+        if not chosen or (
+            point.bytes >= min(chosen[-1].bytes + apart, chosen[-1].bytes * _TIMES)
+            and point.seconds < chosen[-1].seconds
+        ):
             chosen.append(point)
     return [plain.ways, *(point.ways for point in reversed(chosen))]
 

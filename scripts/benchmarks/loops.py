@@ -47,8 +47,7 @@ ROUNDS = {f"{rounds}": rounds for rounds in (64, 256, 1024, 4096, 16384)}
 
 #: What the figure compares; the last allows segments within segments.
 LEVELS: dict[str, Callable[..., list]] = {
-    "tf.gradients": tf.gradients,
-    "memory": functools.partial(gradients, checkpoints="memory"),
+    **{way: WAYS[way][0] for way in ("tf.gradients", "memory")},
     "max_overhead=1.25": functools.partial(gradients, max_overhead=1.25),
 }
 
