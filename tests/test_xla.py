@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import memory_saving_gradients as msg
-from memory_saving_gradients.graph import gate, kinds
+from memory_saving_gradients.graph import gate, kinds, tf_private
 from memory_saving_gradients.measure import compiled_peak, compiled_temporaries
 from memory_saving_gradients.pipeline import fitting
 from memory_saving_gradients.proving import compiler
@@ -310,6 +310,19 @@ def test_verify_says_what_xla_allocates():
     data = json.loads(plan.to_json())
     assert data["compiled_peak_bytes"] == plan.compiled_peak_bytes
     assert data["baseline_compiled_bytes"] == plan.baseline_compiled_bytes
+
+
+def test_a_step_that_is_traced_again_is_not_compiled_again(monkeypatch):
+    compiled, allocated = [], tf_private.temporary_bytes
+    monkeypatch.setattr(compiler, "_allocated", {})
+    monkeypatch.setattr(
+        tf_private, "temporary_bytes", lambda program: compiled.append(1) or allocated(program)
+    )
+    first, _, _ = planned("chain", memory_budget=0.6)
+    assert len(compiled) > 1
+    again, _, _ = planned("chain", memory_budget=0.6)
+    assert len(compiled) == len(compiler._allocated)  # no program twice, and none anew
+    assert again.compiled_peak_bytes == first.compiled_peak_bytes
 
 
 def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():

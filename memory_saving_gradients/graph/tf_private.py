@@ -147,6 +147,21 @@ def temporary_bytes(program: bytes) -> int:
     )
 
 
+def unnamed(program: bytes) -> bytes:
+    """An unoptimised XLA program without the number of the traced function in its names.
+
+    Args:
+        program: an `HloModuleProto`, the stage "hlo_serialized".
+    """
+    module = hlo_pb2.HloModuleProto.FromString(program)
+    for computation in module.computations:
+        if computation.name == module.entry_computation_name:
+            computation.name = "step"
+    module.name = module.entry_computation_name = "step"
+    module.id = 0
+    return bytes(module.SerializeToString(deterministic=True))
+
+
 def for_stablehlo(program: bytes) -> bytes:
     """Makes an unoptimised XLA program convertible to StableHLO.
 

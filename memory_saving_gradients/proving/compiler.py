@@ -7,6 +7,7 @@ installs (see described_gpu.py).
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import subprocess
@@ -25,6 +26,9 @@ from memory_saving_gradients.proving import described_gpu
 from memory_saving_gradients.reading.backward import BackwardPass
 
 _SCRIPT = Path(described_gpu.__file__)
+
+#: The bytes of the temporaries of programs that were compiled, by device and hash.
+_allocated: dict[tuple[str, bytes], int] = {}
 
 
 class CannotCompile(Refusal, RuntimeError):
@@ -50,6 +54,8 @@ def temporary_bytes(
 ) -> int:
     """The bytes of a compiled function's temporaries: no arguments, results or constants.
 
+    A process compiles a program once: Keras, for one, traces a step twice.
+
     Args:
         function: a `tf.function` with `jit_compile=True`.
         inputs: its arguments: tensors, or specs of them with whole shapes.
@@ -65,12 +71,19 @@ def temporary_bytes(
         )
     try:
         compiled = function.experimental_get_compiler_ir(*inputs)
-        if device not in described_gpu.GPUS:
-            return tf_private.temporary_bytes(compiled(stage="optimized_hlo_proto_serialized"))
-        program = tf_private.for_stablehlo(compiled(stage="hlo_serialized"))
+        program = tf_private.unnamed(compiled(stage="hlo_serialized"))
+        key = device, hashlib.sha256(program).digest()
+        if key not in _allocated:
+            _allocated[key] = (
+                _on_described(tf_private.for_stablehlo(program), device)
+                if device in described_gpu.GPUS
+                else tf_private.temporary_bytes(compiled(stage="optimized_hlo_proto_serialized"))
+            )
+    except CannotCompile:
+        raise
     except (tf.errors.OpError, RuntimeError, TypeError, ValueError) as error:
         raise CannotCompile(f"XLA cannot compile this step: {error}") from error
-    return _on_described(program, device)
+    return _allocated[key]
 
 
 def _on_described(program: bytes, device: str) -> int:
@@ -101,15 +114,19 @@ def as_function(
     operations = [*order.needed(t.op for t in returned)]
     shapes = Shapes(operations, given)
     captured = tf_private.captured(graph)
-    placeholders = [op.outputs[0] for op in operations if op.type == "Placeholder"]
+    needed = set(operations)
+    # In the order of the graph: the same step, traced again, is the same program.
+    placeholders = [
+        op.outputs[0] for op in graph.get_operations() if op.type == "Placeholder" and op in needed
+    ]
     inputs = [t for t in placeholders if t.name not in captured]
     if any(t.dtype == tf.resource for t in inputs):
         raise CannotCompile("the step reads a variable of an outer function")
     whole = graph.as_graph_def()
     program = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
-    needed = {op.name for op in operations} - {t.op.name for t in placeholders}
+    computed = {op.name for op in operations} - {t.op.name for t in placeholders}
     for node in whole.node:
-        if node.name in needed:
+        if node.name in computed:
             copy = program.node.add()
             copy.CopyFrom(node)
             copy.attr.pop("_class", None)  # colocation
