@@ -150,10 +150,15 @@ class _Entries:
     def begins(self, wave: range) -> dict[int, list[int]]:
         """The entries of a wave that wait for none of the others, with the inputs to delay."""
         waiting: dict[int, list[int]] = {}
+        free: set[int] = set()  # their readers wait instead
         for i in wave:
             op = self.ops[i]
             if self.has_edges[i]:
-                if not any(self.has_edges[j] for j in self._inside(i, wave)):
+                if any(self.has_edges[j] and j not in free for j in self._inside(i, wave)):
+                    continue
+                if merges.must_not_wait(op):
+                    free.add(i)
+                else:
                     waiting[i] = _data(op) if calls.calls(op) else []
             elif self._merged[i] and i >= self.first:
                 held = _early(op, self._late, self._factors[i])

@@ -81,6 +81,19 @@ class Parts:
         return due
 
 
+def must_not_wait(op: tf.Operation) -> bool:
+    """Whether `op` adds a bias to a convolution that waits already.
+
+    oneDNN ends the process (`CHECK_EQ` in `MergeConv2DWithBiasAdd`) if both have the same control
+    inputs. Grappler leaves none to the bias that the convolution has, but a `BiasAddGrad` for which
+    the one waits may be merged with the filter's gradient for which the other waits.
+    """
+    if op.type != "BiasAdd":
+        return False
+    convolution = kinds.owner(op.inputs[0]).op
+    return convolution.type == "Conv2D" and bool(convolution.control_inputs)
+
+
 def merged(fetched: Collection[tf.Operation]) -> dict[tf.Operation, tf.Operation]:
     """The ops that oneDNN merges with others, each with the representative of its group.
 

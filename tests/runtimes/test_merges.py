@@ -16,8 +16,10 @@ import tensorflow as tf
 import memory_saving_gradients as msg
 from memory_saving_gradients.graph import order, tf_private
 from memory_saving_gradients.pipeline.save import STRICT
+from memory_saving_gradients.planning import overlap
+from memory_saving_gradients.rewriting import waves
 from memory_saving_gradients.runtimes import merges
-
+from test_models import WGANGP, build_v1
 v1 = tf.compat.v1
 CHANNELS, BATCH, SIZE = 8, 2, 8
 SHAPE = (BATCH, SIZE, SIZE, CHANNELS)
@@ -402,15 +404,30 @@ def test_a_plan_that_closes_such_a_cycle_is_refused(graph, monkeypatch):
     order.check_acyclic(graph)
 
 
+@pytest.mark.measured
+def test_a_convolution_and_its_bias_do_not_both_wait():
+    """For ops that it merges; else a `CHECK` of oneDNN may end the process, as it did here."""
+    assert in_a_process("critic")
+
+
+def a_step_of_a_critic():
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        model = WGANGP()
+        step = build_v1(model, 32)
+        gradients = msg.gradients_memory(step.loss, step.variables)
+        session.run(v1.global_variables_initializer())
+        session.run(gradients, step.feed(model.example(32)))
+        return len(msg.get_plans(graph))
+
+
 def main(how, *kinds):
     assert tf_private.onednn_enabled()
     if how == "facts":
         found = [runs(build) for build in CLOSES_A_CYCLE]
+    elif how == "critic":
+        found = a_step_of_a_critic()
     else:
         if how == "one by one":  # the forward pass, too
-            from memory_saving_gradients.planning import overlap
-            from memory_saving_gradients.rewriting import waves
-
             overlap._MOST = 1
             waves.runs_ahead = lambda *arguments: True
         found = {kind: compared([kind] * 4) for kind in kinds}
