@@ -30,14 +30,16 @@ def made_of(op: tf.Operation) -> list[tf.Operation]:
 def leading_to(
     wanted: Iterable[tf.Operation],
     before: Callable[[tf.Operation], Iterable[tf.Operation]] = made_of,
+    reached: dict[tf.Operation, None] | None = None,
 ) -> dict[tf.Operation, None]:
     """These ops and all that a walk from them reaches, in its order; backwards by default.
 
     Args:
         wanted: the ops to begin with.
         before: from an op to the next ones of the walk; by default those whose outputs it reads.
+        reached: what earlier walks have reached, to which this one adds.
     """
-    reached: dict[tf.Operation, None] = {}
+    reached = {} if reached is None else reached
     waiting = [*wanted]
     while waiting:
         op = waiting.pop()

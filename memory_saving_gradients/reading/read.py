@@ -147,7 +147,9 @@ def read(
     problem = execution.problem()
     # The backward passes of several losses may also run one after another.
     alternative = execution.problem(early_last=True) if _has_several_losses(walk) else problem
-    threads_matter = not step.traced and step.runtime.threads > 1
+    one_thread = None
+    if not step.traced and step.runtime.threads > 1:
+        one_thread = min(plain_peak(execution.problem(last, threads=1)) for last in (False, True))
     new = frozenset(op.name for op in walk.operations if op in step.new)
     apart = {
         *conditional,
@@ -165,7 +167,7 @@ def read(
         },
         roles=roles_of(step, walk.operations, walk.backward, tensor_of, walk.shapes),
         alternative_peak=plain_peak(alternative),
-        one_thread=plain_peak(execution.problem(threads=1)) if threads_matter else None,
+        one_thread=one_thread,
         new=new,
         unused=frozenset(op.name for op in step.new) - new,
         unordered=frozenset(op.name for op in apart),

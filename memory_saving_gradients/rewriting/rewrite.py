@@ -101,6 +101,8 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
     edits = _Edits(reading)
     holding = _HOLDING[type(reading.step.runtime)](reading, schedule)
     first, again = copied(reading.problem, schedule)
+    for place in _of_the_loss(reading, schedule, first, again):
+        again[place] = False
     for place, index in enumerate(schedule):
         if place in holding.gates:
             edits.add_gate(holding.gates[place])
@@ -127,6 +129,29 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
     for name in edits.on_cpu:  # it holds ops by device: not before
         normalisation.stay_on_cpu(copies[name])
     return before, [run.copy or run.op.name for run in edits.runs]
+
+
+def _of_the_loss(
+    reading: Reading, schedule: Schedule, first: int, again: Sequence[bool]
+) -> list[int]:
+    """The entries of the backward pass that run for the first time what the loss needs.
+
+    A copy would be a second run: whoever asks for the loss runs the original as well. It is needed
+    where an earlier op waits for the original through ops that are not in the problem.
+    """
+    first_runs = {index: place for place, index in reversed([*enumerate(schedule)])}
+    late = {place for place in first_runs.values() if again[place]}
+    if not late:
+        return []
+    needed = order.needed([reading.step.target.op])
+    waited_for: dict[tf.Operation, None] = {}
+    found = []
+    for place in range(first, len(schedule)):
+        op = reading.operations[schedule[place]]
+        if place in late and op in needed and op not in waited_for:
+            found.append(place)
+        order.leading_to([op], order.waits_for, waited_for)
+    return found
 
 
 #: By graph: the name of a result that passes gates -> that of the tensor behind the last gate.

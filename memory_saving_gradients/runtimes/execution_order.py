@@ -37,7 +37,8 @@ def executed(
         threads: the number of threads.
         early_last: whether ops that wait for nothing start in the order of their path to the end,
             the shortest first, not in the given order. Grappler's constant folding can cause that;
-            the backward passes of several losses then run one by one, and early.
+            the backward passes of several losses, or of terms of a loss, then run one by one, and
+            early.
     """
     to_end: dict[tf.Operation, tuple[int, int]] = {}  # the place only breaks ties
     for place, op in reversed(list(enumerate(operations))):

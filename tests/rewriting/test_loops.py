@@ -473,13 +473,14 @@ def test_a_loop_that_runs_again_as_a_whole_hands_on_the_right_lists():
         with tf.Graph().as_default() as graph:
             x, w = sequence(), tf.constant(np.random.RandomState(2).randn(8, 8) * 0.4)
             w, start = tf.cast(w, tf.float32), tf.sin(x)
-            kept = tf.exp(tf.scan(lambda h, now: tf.tanh(h @ w + now), start, x[0]))
-            grads = differentiate(tf.reduce_sum(tf.sin(kept)), [x, w], start)
+            later = tf.exp(tf.scan(lambda h, now: tf.tanh(h @ w + now), start, x[0]))
+            kept = tf.tanh(later @ w)
+            grads = differentiate(tf.reduce_sum(tf.sin(kept @ w)), [x, w], [start, kept])
             copies = [op for op in graph.get_operations() if op.name.endswith("/recomputed")]
             with v1.Session() as session:
                 return session.run(grads), any(op.type.endswith("While") for op in copies)
 
-    plain, _ = step(lambda loss, xs, start: tf.gradients(loss, xs))
-    ours, runs_again = step(lambda loss, xs, start: gradients(loss, xs, checkpoints=[start]))
+    plain, _ = step(lambda loss, xs, kept: tf.gradients(loss, xs))
+    ours, runs_again = step(lambda loss, xs, kept: gradients(loss, xs, checkpoints=kept))
     assert runs_again
     assert_same(ours, plain)

@@ -1,5 +1,7 @@
 """What the rewriter leaves behind must suit TensorFlow's own graph passes."""
 
+import collections
+import dataclasses
 import functools
 import itertools
 
@@ -9,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import get_plans, gradients
+from memory_saving_gradients.graph.traced import traced
 from memory_saving_gradients.rewriting.run import COPY
 from test_models import Chain, build_v1
 from tests.cases import MODELS
@@ -76,3 +79,27 @@ def test_copies_wait_for_the_backward_pass(graph, name):
     last_forward = [name for name in forward if not name.startswith("gradients/")][-1]
     for copy in copies:
         assert descends(last_forward, copy), f"{copy} would run with the forward pass"
+
+
+def test_ops_run_as_often_as_planned_where_the_loss_is_fetched_too():
+    """Gradients that need no result of the forward pass may run before it."""
+
+    def step(**options):
+        with tf.Graph().as_default() as graph, v1.Session() as session:
+            h = x = tf.Variable(np.linspace(-0.1, 0.1, 10_000, dtype=np.float32).reshape(100, 100))
+            for _ in range(8):
+                h = tf.tanh(h @ x)
+            loss = tf.reduce_sum(h)
+            fetches = [loss, *gradients(loss, [x], **options)]
+            (plan,) = get_plans(graph)
+            session.run(v1.global_variables_initializer())
+            names = [node.node_name.split(COPY)[0] for node in traced(session, fetches).nodes]
+            return plan, collections.Counter(names)
+
+    plan, _ = step(checkpoints="memory")
+    first = next(i for i in plan.schedule if plan.problem.ops[i].backward)
+    early = (first, *(i for i in plan.schedule if i != first))
+    _, ran = step(plan=dataclasses.replace(plan, schedule=early))
+    planned = collections.Counter(plan.problem.ops[index].name for index in early)
+    layers = [name for name in planned if name.startswith(("MatMul", "Tanh"))]
+    assert {name: ran[name] for name in layers} == {name: planned[name] for name in layers}
