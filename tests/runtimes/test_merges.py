@@ -20,6 +20,7 @@ from memory_saving_gradients.planning import overlap
 from memory_saving_gradients.rewriting import waves
 from memory_saving_gradients.runtimes import merges
 from test_models import WGANGP, build_v1
+
 v1 = tf.compat.v1
 CHANNELS, BATCH, SIZE = 8, 2, 8
 SHAPE = (BATCH, SIZE, SIZE, CHANNELS)
