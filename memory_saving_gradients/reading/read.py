@@ -442,5 +442,10 @@ def _backward(
         ):
             backward.add(op)
     if backward.isdisjoint(step.new):  # the initial gradients were given, so there is no seed
-        backward.update(op for op in operations if op in step.new)
+        forward: set[tf.Operation] = set()  # with the lists that a loop keeps for its gradient
+        for op in reversed(operations):
+            is_ours = op in step.new or op in backward
+            if not is_ours or not forward.isdisjoint(graph.successors(op)):
+                forward.add(op)
+        backward.update(step.new.intersection(operations).difference(forward))
     return backward

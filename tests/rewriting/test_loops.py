@@ -451,6 +451,31 @@ def test_a_saved_step_keeps_its_segments(tmp_path, in_segments):
     } | names
 
 
+@pytest.mark.usefixtures("deterministic")
+def test_a_loop_whose_gradient_is_given():
+    """Nothing then tells the lists that it keeps for its gradient from the backward pass."""
+
+    x, counter = tf.cast(tf.constant(np.random.RandomState(3).randn(32, 32)), tf.float32), weight()
+
+    def step(tape):
+        @tf.function
+        def step(x):
+            with tape() as watching:
+                watching.watch(x)
+                body = lambda i, h: (i + 1, tf.sin(h @ x))  # noqa: E731
+                _, y = tf.while_loop(lambda i, h: i < 40, body, (0, x))
+                counter.assign_add(counter * 0.0)
+                metric = tf.reduce_mean(tf.sign(y) * tf.fill(x.shape, counter[0, 0]))
+            return metric, watching.gradient(y, x, tf.cos(x))
+
+        return [t.numpy() for t in step(x)], get_plans(step.get_concrete_function(x).graph)
+
+    plain, _ = step(tf.GradientTape)
+    ours, plans = step(by_memory)
+    assert plans[-1].loops
+    assert_same(ours, plain)
+
+
 def test_loops_that_read_variables_are_measured():
     w, x = weight(), sequence()
 
