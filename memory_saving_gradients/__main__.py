@@ -117,7 +117,7 @@ def _add_max_batch(add: _Add) -> None:
         "max-batch",
         "find the largest batch that trains in a given memory, plain and with recomputation",
         "keras.applications:ResNet50 --memory 11GB",
-        "my_model.keras --memory device --device a100",
+        "my_model.keras --memory device --device a100 --verify",
     )
     largest.add_argument("target", metavar="TARGET")
     largest.add_argument("--input-shape", **_INPUT_SHAPE)
@@ -125,6 +125,9 @@ def _add_max_batch(add: _Add) -> None:
         "--memory", type=_budget, required=True, metavar="B", help='such as "11GB"'
     )
     largest.add_argument("--device", **_DEVICE)
+    largest.add_argument(
+        "--verify", action="store_true", help="ask XLA's compiler for the bytes of each answer"
+    )
     largest.set_defaults(run=commands.largest_batch)
 
 

@@ -102,7 +102,8 @@ def largest_batch(options: argparse.Namespace) -> None:
     """Prints the largest batches; see `max-batch --help`."""
     model = load(options.target)
     example = example_of(options.input_shape)
-    print(max_batch(model, options.memory, example, device=options.device))
+    found = max_batch(model, options.memory, example, device=options.device, verify=options.verify)
+    print(found)
 
 
 def load(target: str) -> Any:

@@ -270,11 +270,11 @@ def test_a_share_is_refused_by_what_xla_allocates_for_the_plain_step(monkeypatch
     by_memory, _, _ = planned("chain")
     lowest, plain = by_memory.peak_bytes, 8 * by_memory.baseline_peak_bytes
 
-    def temporary_bytes(reading, request):
-        gated = any(map(kinds.is_gate, reading.step.graph.get_operations()))
+    def temporary_bytes(step, sizes, device):
+        gated = any(map(kinds.is_gate, step.graph.get_operations()))
         return int(1.15 * lowest) if gated else plain
 
-    monkeypatch.setattr(fitting, "_temporary_bytes", temporary_bytes)
+    monkeypatch.setattr(fitting, "temporary_bytes", temporary_bytes)
     plan, _, _ = planned("chain", memory_budget=1.2 * lowest / plain, verify=True)
     assert plan.budget_bytes == pytest.approx(1.2 * lowest, rel=0.01)
     assert plan.compiled_peak_bytes <= 1.02 * plan.budget_bytes
@@ -284,12 +284,12 @@ def test_a_budget_that_the_plain_step_keeps_only_as_predicted(monkeypatch):
     plain, _, _ = planned("chain")
     budget = int(1.5 * plain.baseline_peak_bytes)
 
-    def temporary_bytes(reading, request):
-        gated = any(map(kinds.is_gate, reading.step.graph.get_operations()))
+    def temporary_bytes(step, sizes, device):
+        gated = any(map(kinds.is_gate, step.graph.get_operations()))
         return budget if gated else 2 * budget
 
     monkeypatch.setattr(compiler, "is_installed", lambda device: True)
-    monkeypatch.setattr(fitting, "_temporary_bytes", temporary_bytes)
+    monkeypatch.setattr(fitting, "temporary_bytes", temporary_bytes)
     plan, _, _ = planned("chain", memory_budget=budget, device="h100")
     assert plan.compiled_peak_bytes == budget
     assert not plan.recomputed  # a barrier is enough
@@ -334,7 +334,7 @@ def test_an_unknown_batch_is_compiled_for_the_size_that_is_said():
 
 def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(monkeypatch):
     sizes = []
-    monkeypatch.setattr(fitting, "_temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
+    monkeypatch.setattr(fitting, "temporary_bytes", lambda *args: sizes.append(1) or 5 * 10**6)
     with pytest.raises(msg.BudgetError, match=r"5\.0 MB"):
         planned("chain", memory_budget="4MB", verify=True)
     assert len(sizes) == 5  # the first one is of the plain step, the last one of "memory"
@@ -355,7 +355,7 @@ def test_a_budget_that_is_missed_three_times_may_be_kept_by_memory(monkeypatch):
         return 39 * 10**5 if applied and not applied[-1].budget_bytes else 5 * 10**6
 
     monkeypatch.setattr(fitting, "follow", rewrite)
-    monkeypatch.setattr(fitting, "_temporary_bytes", temporary_bytes)
+    monkeypatch.setattr(fitting, "temporary_bytes", temporary_bytes)
     plan, _, _ = planned("chain", memory_budget="4MB", verify=True)
     assert (plan.strategy, plan.budget_bytes) == ("budget", 4 * 10**6)
     assert plan.compiled_peak_bytes == 39 * 10**5

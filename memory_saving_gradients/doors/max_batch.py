@@ -25,6 +25,7 @@ from memory_saving_gradients.planning.search import affordable
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.strategies import STRATEGIES
 from memory_saving_gradients.planning.units import format_bytes
+from memory_saving_gradients.proving.compiler import target
 from memory_saving_gradients.report.summary import rendered
 
 # The batch sizes that are read first; the share by which another may be off their line; the largest
@@ -38,6 +39,9 @@ _STEP = 0.99
 # For a way, a step is read, and planned on one line, at most so often.
 _READINGS = 8
 _PLANS = 4
+# With `verify`, a way is compiled at most so often, and until so much of the memory is used.
+_COMPILED = 4
+_USED = 0.97
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Largest:
 
     Attributes:
         batch_size: how many examples; 0 if not even one fits.
-        bytes: the bytes that the step needs then: the predicted peak, variables and inputs.
+        bytes: the bytes that the step needs then: the peak, variables and inputs.
         overhead: predicted extra cost, as a fraction of the cost of the plain step.
         seconds_per_example: TensorFlow's estimate of a step's time on one processor core, divided
             by the batch size, for comparing the ways with each other.
@@ -67,12 +71,14 @@ class MaxBatch:
         variables_bytes: the bytes of it that weights, optimizer state and other variables need.
         ways: by name ("plain", "speed", "memory", "10 % extra cost" …) the largest batch.
         compiled: whether XLA compiles the step.
+        verified_for: with `verify=True`, the device for which the answers were compiled.
     """
 
     memory_bytes: int
     variables_bytes: int
     ways: dict[str, Largest]
     compiled: bool = False
+    verified_for: str = ""
 
     def __str__(self) -> str:
         return rendered(_table(self)).rstrip()
@@ -83,7 +89,12 @@ class MaxBatch:
 
 @no_garbage_collection()
 def max_batch(
-    model_or_step: Any, memory: int | str, example: Any = None, *, device: str | None = None
+    model_or_step: Any,
+    memory: int | str,
+    example: Any = None,
+    *,
+    device: str | None = None,
+    verify: bool = False,
 ) -> MaxBatch:
     """The largest batch that fits into a given memory, plain and with recomputation.
 
@@ -107,6 +118,8 @@ def max_batch(
             `input_signature`.
         device: what to estimate costs for, as in `gradients`, and whose memory `"device"` is. On a
             GPU, Keras compiles models with XLA, so they are planned for XLA then.
+        verify: ask XLA's compiler what it allocates for each answer, and correct the answer by
+            that. The step must be one that XLA compiles. Each way is compiled two to four times.
 
     Returns:
         The largest batches: plain, with `checkpoints="speed"` and `"memory"`, and with a budget
@@ -115,7 +128,9 @@ def max_batch(
     Raises:
         TypeError: `model_or_step` is neither, or `memory` is of a wrong type.
         ValueError: `memory` is no number of bytes or does not hold the variables, or the step does
-            not tell its inputs, fixes their batch, or computes no gradients.
+            not tell its inputs, fixes their batch, or computes no gradients; or XLA does not
+            compile it, with `verify=True`.
+        RuntimeError: `verify=True`, and the compiler refuses the step, or is not installed.
 
     Example:
         >>> import keras
@@ -135,18 +150,25 @@ def max_batch(
             f"memory of {format_bytes(allowed)} does not hold the variables alone: they take "
             f"{format_bytes(step.variables_bytes)}"
         )
+    if verify and not step.compiled:
+        raise ValueError(
+            "verify=True asks XLA's compiler, but XLA does not compile this step: compile it with "
+            'jit_compile=True, or name the GPU that it is for, such as device="h100"'
+        )
     search = _Search(step, allowed)
     with bar("looking for the largest batch", len(_WAYS)) as tick:
         ways: dict[str, Largest] = {}
         for name in _WAYS:
             cheaper = (one for one in ways.values() if one.overhead <= _MOST.get(name, math.inf))
             known = max((one.batch_size for one in cheaper), default=0)
-            ways[name] = search.largest(name, known)
+            answer = search.largest(name, known)
+            ways[name] = search.verified(name, answer) if verify else answer
             tick()
     for name, most in _MOST.items():  # a better plan of another way within the cost counts, too
         allowing = (one for one in ways.values() if one.overhead <= most)
         ways[name] = max(allowing, key=_value)
-    return MaxBatch(allowed, step.variables_bytes, ways, step.compiled)
+    asked = target(step.passes[0][1].device) if verify else ""
+    return MaxBatch(allowed, step.variables_bytes, ways, step.compiled, asked)
 
 
 # The ways to train, each with its planner; None is the plain step.
@@ -257,6 +279,36 @@ class _Search:
                 break
         return answer or Largest(0, self._step.variables_bytes, 0.0, 0.0)
 
+    def verified(self, name: str, predicted: Largest) -> Largest:
+        """The largest batch that fits by the report of XLA's compiler, searched from an answer on.
+
+        Args:
+            name: the way.
+            predicted: the answer by prediction.
+        """
+        best, over = None, None
+        batch = predicted.batch_size
+        for _ in range(_COMPILED):
+            found = self._as_compiled(name, batch, predicted)
+            if found.bytes <= self._allowed:
+                best = found
+            else:
+                over = found
+            batch = self._next(best or found, over)
+            if best and (batch <= best.batch_size or best.bytes >= _USED * self._allowed):
+                break
+        return best or Largest(0, self._step.variables_bytes, 0.0, 0.0)
+
+    def _as_compiled(self, name: str, batch: int, predicted: Largest) -> Largest:
+        """The memory of a batch by XLA's compiler, and its cost."""
+        if not batch:
+            return Largest(0, self._step.variables_bytes, 0.0, 0.0)
+        strategy = "overhead" if name in _MOST else name
+        size, overhead = self._step.allocated(batch, strategy, _MOST.get(name))
+        fixed = self._step.variables_bytes + batch * self._step.example_bytes
+        a_plain_one = predicted.seconds_per_example / (1 + predicted.overhead)
+        return Largest(batch, fixed + size, overhead, a_plain_one * (1 + overhead))
+
     def _planned(self, at: _ProblemsAt, name: str, batch: int, loops: int) -> Largest | None:
         """The largest batch that fits as planned; None for none.
 
@@ -338,13 +390,19 @@ def _judged(problem: Problem, schedule: Schedule | None, at_most_plain: bool) ->
     return min(plain, found) if at_most_plain else found
 
 
+def _compiled(answer: MaxBatch) -> str:
+    if answer.verified_for:
+        return f", by XLA's compiler for {answer.verified_for}"
+    return ", compiled by XLA" if answer.compiled else ""
+
+
 def _table(answer: MaxBatch) -> Table:
     """The result as a table."""
     table = Table(
         title=(
             f"The largest batches in {answer.memory_bytes / 1e9:,.2f} GB "
             f"({answer.variables_bytes / 1e9:,.2f} GB of it variables)"
-            f"{', compiled by XLA' if answer.compiled else ''}"
+            f"{_compiled(answer)}"
         ),
         title_justify="left",
         box=SIMPLE_HEAD,

@@ -16,7 +16,9 @@ from memory_saving_gradients.graph.devices import MEMORY_BYTES
 from memory_saving_gradients.graph.shapes import InputSizes, bytes_of
 from memory_saving_gradients.graph.tf_private import is_compiled_apart, keras_would_compile
 from memory_saving_gradients.options.options import Options, Request
+from memory_saving_gradients.pipeline.fitting import temporary_bytes
 from memory_saving_gradients.pipeline.pieces import predicted_plan
+from memory_saving_gradients.pipeline.plan_and_rewrite import allocated
 from memory_saving_gradients.pipeline.save import looking, no_garbage_collection
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.backward import BackwardPass
@@ -66,6 +68,35 @@ class Step:
             plan = predicted_plan(read(step, request.cost_model, request.sizes), request)
             plans.append(dataclasses.replace(plan, seconds=time.perf_counter() - began))
         return plans
+
+    @no_garbage_collection()
+    def allocated(self, batch_size: int, strategy: str, most: float | None) -> tuple[int, float]:
+        """What XLA's compiler allocates for the step, in bytes, and the overhead of the plan.
+
+        Args:
+            batch_size: the size of the batch.
+            strategy: "plain" or a strategy.
+            most: the most overhead, for the strategy "overhead".
+
+        Raises:
+            CannotCompile: the compiler refuses the step, or is not installed.
+        """
+        found = []
+        for step, given in self.passes:
+            request = Request(
+                strategy,
+                None,
+                max_overhead=most,
+                device=given.device,
+                cost_model=given.cost_model,
+                sizes=InputSizes(batch_size),
+                running_sums=given.running_sums,
+            )
+            if strategy == "plain":
+                found.append((temporary_bytes(step, request.sizes, request.device), 0.0))
+            else:
+                found.append(allocated(step, request))
+        return max(size for size, _ in found), max(overhead for _, overhead in found)
 
 
 @no_garbage_collection()

@@ -11,6 +11,7 @@ import tensorflow as tf
 from memory_saving_gradients.console.progress_bar import shown
 from memory_saving_gradients.console.warning import warn
 from memory_saving_gradients.graph import tf_private
+from memory_saving_gradients.graph.shapes import InputSizes
 from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.decide import decide
@@ -19,6 +20,7 @@ from memory_saving_gradients.planning.stretches import fewer_stretches
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.proving import compiler
+from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.rewrite import behind_gates, rewrite
 
@@ -79,7 +81,7 @@ def _allocated_for_plain(reading: Reading, request: Request) -> int | None:
     asked = request.verify or compiles_soon(reading, request)
     if asked and not reading.step.runtime.runs_in_sessions:
         with contextlib.suppress(compiler.CannotCompile):  # it is told when a plan is checked
-            return _temporary_bytes(reading, request)
+            return temporary_bytes(reading.step, reading.sizes, request.device)
     return None
 
 
@@ -106,7 +108,7 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     """
     budget, plain = plan.budget_bytes, None
     if _any_batch(reading, request) and _asks_for_plain(request):  # at the batch of this plan
-        plain = _temporary_bytes(reading, request)
+        plain = temporary_bytes(reading.step, reading.sizes, request.device)
         budget = int(request.budget * plain) if isinstance(request.budget, float) else budget
     target = compiler.target(request.device)
 
@@ -114,7 +116,7 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
         plan = plan if budget is None else _with_fewer_gates(plan)
         with tf_private.all_or_nothing() as edits:
             follow(reading, plan)
-            size = _temporary_bytes(reading, request)
+            size = temporary_bytes(reading.step, reading.sizes, request.device)
             while edits:  # it was rewritten only to be compiled
                 edits.pop()()
         return dataclasses.replace(
@@ -198,10 +200,9 @@ def _fits(plan: Plan) -> bool:
     return plan.budget_bytes is None or _compiled_peak(plan) <= _NEARLY * plan.budget_bytes
 
 
-def _temporary_bytes(reading: Reading, request: Request) -> int:
-    """The bytes that XLA allocates for the step as it is now."""
-    step = reading.step
+def temporary_bytes(step: BackwardPass, sizes: InputSizes, device: str) -> int:
+    """The bytes that XLA allocates for a step as it is now, if its inputs have these sizes."""
     with shown(f"memory_saving_gradients: compiling {len(step.needed)} ops"), tf.init_scope():
         returned = [*map(behind_gates, (step.target, *step.results))]
-        function, inputs = compiler.as_function(step, returned, reading.sizes)
-        return compiler.temporary_bytes(function, inputs, request.device)
+        function, inputs = compiler.as_function(step, returned, sizes)
+        return compiler.temporary_bytes(function, inputs, device)

@@ -21,7 +21,11 @@ from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline import pieces as pieces_of
 from memory_saving_gradients.pipeline.decide import against_plain, decide, is_worth_it, plain
 from memory_saving_gradients.pipeline.device_budget import in_bytes
-from memory_saving_gradients.pipeline.fitting import allocated_for_plain, plain_exceeds
+from memory_saving_gradients.pipeline.fitting import (
+    allocated_for_plain,
+    plain_exceeds,
+    temporary_bytes,
+)
 from memory_saving_gradients.pipeline.loops import Loops, choose, run_in_segments, ways_of
 from memory_saving_gradients.pipeline.prove import apply, by_measurement
 from memory_saving_gradients.pipeline.why import saves_little
@@ -88,6 +92,28 @@ def plan_and_rewrite(
                 step, plan, saves, edits = call.backward, nothing.plan, False, []
         plan = dataclasses.replace(plan, seconds=time.perf_counter() - began)
         yield call, step, plan, saves, edits
+
+
+def allocated(step: BackwardPass, request: Request) -> tuple[int, float]:
+    """What XLA's compiler allocates for a step with a plan, in bytes, and the plan's overhead.
+
+    The step stays as it is; the graph keeps dead ops.
+
+    Args:
+        step: the step, which XLA compiles.
+        request: what to plan, for a batch size that is given.
+
+    Raises:
+        CannotCompile: the compiler refuses the step, or is not installed.
+    """
+    overhead = 0.0
+    with tf_private.all_or_nothing() as edits:
+        with contextlib.suppress(_SavesNothing), tf_private.all_or_nothing():
+            overhead = _plan_and_rewrite_one(step, request).overhead
+        size = temporary_bytes(step, request.sizes, request.device)
+        while edits:  # it was rewritten only to be compiled
+            edits.pop()()
+    return size, overhead
 
 
 def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:

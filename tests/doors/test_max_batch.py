@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import max_batch, measure, patch
 from memory_saving_gradients.doors.max_batch import Largest, MaxBatch
-from memory_saving_gradients.doors.traced_step import traced_step
+from memory_saving_gradients.doors.traced_step import Step, traced_step
 from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.runtimes.xla import Xla
@@ -253,6 +253,11 @@ def test_wrong_calls_say_what_to_do(step, memory, error, said):
         max_batch(step(), memory)
 
 
+def test_only_what_xla_compiles_can_be_verified():
+    with pytest.raises(ValueError, match=r'jit_compile=True, or name .* device="h100"'):
+        max_batch(make_function(), MEMORY, verify=True)
+
+
 def test_not_even_one():
     found = max_batch(make_function(), 4_200_000)
     assert found.ways["plain"].batch_size == 0
@@ -278,6 +283,39 @@ def test_a_compiled_step_is_planned_for_xla():
     step = tf.function(make_function().python_function, jit_compile=True)
     allocated = measure.compiled_temporaries(step, tf.TensorSpec((batch, WIDTH)))
     assert predicted == pytest.approx(allocated, rel=0.1)
+
+
+@pytest.mark.measured
+def test_answers_are_those_that_xla_allocates():
+    found = max_batch(make_function(compiled=True), MEMORY, verify=True)
+    assert "by XLA's compiler for this machine" in " ".join(str(found).split())
+    sizes = {name: way.batch_size for name, way in found.ways.items()}
+    assert 0 < sizes["plain"] < sizes["memory"]
+    batch = sizes["plain"]
+    step = tf.function(make_function().python_function, jit_compile=True)
+    allocated = measure.compiled_temporaries(step, tf.TensorSpec((batch, WIDTH)))
+    needed = found.variables_bytes + batch * WIDTH * 4 + allocated
+    assert 0.9 * MEMORY < needed <= MEMORY
+    assert found.ways["plain"].bytes <= MEMORY
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_a_wrong_prediction_is_corrected_by_few_compilations(monkeypatch, times):
+    step = make_function(compiled=True)
+    compiled = []
+
+    def allocated(self, batch, strategy, most):
+        compiled.append(strategy)
+        return int(times * batch * WIDTH * 4 * LAYERS) + 10**6, 0.05
+
+    predicted = max_batch(step, MEMORY)
+    monkeypatch.setattr(Step, "allocated", allocated)
+    found = max_batch(step, MEMORY, verify=True)
+    for way in found.ways.values():
+        assert 0.95 * MEMORY < way.bytes <= MEMORY
+    assert max(map(compiled.count, ("plain", "speed", "memory"))) <= 4
+    plain = found.ways["plain"].batch_size / predicted.ways["plain"].batch_size
+    assert plain == pytest.approx(1 / times, rel=0.2)
 
 
 @pytest.mark.parametrize(
