@@ -40,6 +40,12 @@ _DEVICE: dict[str, Any] = {
 }
 
 
+_VERIFY: dict[str, Any] = {
+    "action": "store_true",
+    "help": "ask XLA's compiler what it allocates; nothing runs",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=COMMAND,
@@ -102,6 +108,7 @@ def _add_report(add: _Add) -> None:
         action="store_true",
         help="also train a few steps, plain and saving, in fresh processes: peaks and times",
     )
+    report.add_argument("--verify", **_VERIFY)
     report.add_argument(
         "--pieces",
         action="store_true",
@@ -125,9 +132,7 @@ def _add_max_batch(add: _Add) -> None:
         "--memory", type=_budget, required=True, metavar="B", help='such as "11GB"'
     )
     largest.add_argument("--device", **_DEVICE)
-    largest.add_argument(
-        "--verify", action="store_true", help="ask XLA's compiler for the bytes of each answer"
-    )
+    largest.add_argument("--verify", **_VERIFY)
     largest.set_defaults(run=commands.largest_batch)
 
 

@@ -55,7 +55,12 @@ def report(options: argparse.Namespace) -> None:
     model = load(options.target)
     asked = Options(**_options(options))
     step = traced_step(model, example_of(options.input_shape), asked)
-    plans = step.plans(options.batch_size)
+    if options.verify and not step.compiled:
+        raise ValueError(
+            "--verify asks XLA's compiler, but XLA does not compile this model: name the GPU that "
+            "it is for, such as --device h100"
+        )
+    plans = step.plans(options.batch_size, options.verify)
     for plan in plans:
         plan.summary()
         if saves_little(plan):
@@ -80,7 +85,10 @@ def _in_all(model: Any, step: Step, plan: Plan, options: argparse.Namespace) -> 
         "weights": (weights, weights),
         "optimizer, metrics": (max(0, step.variables_bytes - weights),) * 2,
         "inputs": (inputs, inputs),
-        "activations, gradients, scratch": (plan.baseline_peak_bytes, plan.peak_bytes),
+        "activations, gradients, scratch": (
+            plan.baseline_compiled_bytes or plan.baseline_peak_bytes,
+            plan.compiled_peak_bytes or plan.peak_bytes,
+        ),
     }
     title = "In all, compiled by XLA" if step.compiled else "In all"
     with contextlib.suppress(OSError):  # the system does not provide it

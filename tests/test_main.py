@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,11 @@ def build(weights="imagenet"):
 def compiled():
     model = keras.Sequential([keras.Input((32,)), *[keras.layers.Dense(32, "tanh")] * 4])
     model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+def compiled_by_xla():
+    model = build(weights=None)
+    model.compile("adam", "mse", jit_compile=True)
     return model
 
 class Subclassed(keras.Model):
@@ -114,6 +120,15 @@ def test_measured_in_real_steps(folder, capsys):
     assert saving < 0.75 * plain
 
 
+def test_what_xla_allocates(folder, capsys):
+    words = ["report", "my_models:compiled_by_xla", "--batch-size", "1024", "--verify"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "by XLA's compiler for this machine" in text
+    peaks = re.search(r"compiled peak: +([\d.]+) MB -> ([\d.]+) MB", text)
+    assert re.search(f"scratch +{peaks[1]} MB +{peaks[2]} MB", text)  # in the table of all, too
+
+
 def test_the_largest_batch(folder, capsys):
     assert main(["max-batch", "my_models:Nested.build", "--memory", "64MB"]) == 0
     assert "The largest batches in 0.06 GB" in capsys.readouterr().out
@@ -147,6 +162,8 @@ def test_a_saved_model(folder, capsys):
             3,
             "1.0 MB cannot be met",
         ),
+        (["report", TARGET, "--verify"], 1, "XLA does not compile this model"),
+        (["max-batch", TARGET, "--memory", "1GB", "--verify"], 1, "does not compile this step"),
         (["max-batch", TARGET, "--memory", "1MB"], 1, "does not hold the variables"),
         (["max-batch", TARGET, "--memory", "0.5"], 1, 'memory must be bytes, such as "11GB"'),
         (["report", "broken.keras"], 1, "broken.keras is no .keras file"),

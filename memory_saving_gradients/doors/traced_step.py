@@ -18,9 +18,10 @@ from memory_saving_gradients.graph.tf_private import is_compiled_apart, keras_wo
 from memory_saving_gradients.options.options import Options, Request
 from memory_saving_gradients.pipeline.fitting import temporary_bytes
 from memory_saving_gradients.pipeline.pieces import predicted_plan
-from memory_saving_gradients.pipeline.plan_and_rewrite import allocated
+from memory_saving_gradients.pipeline.plan_and_rewrite import as_compiled
 from memory_saving_gradients.pipeline.save import looking, no_garbage_collection
 from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.proving.compiler import target
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading, read
 from memory_saving_gradients.rewriting.running_sums import taken_apart
@@ -55,17 +56,31 @@ class Step:
         return [read(step, request.cost_model, sizes) for step, request in self.passes]
 
     @no_garbage_collection()
-    def plans(self, batch_size: int) -> list[Plan]:
+    def plans(self, batch_size: int, verify: bool = False) -> list[Plan]:
         """The plans for the requests, for a batch of that size.
+
+        Args:
+            batch_size: the size of the batch.
+            verify: whether to ask XLA's compiler what it allocates, plain and as planned.
 
         Raises:
             BudgetError: no plan within the budget was found.
+            CannotCompile: the compiler refuses the step, or is not installed.
         """
         plans = []
         for step, request in self.passes:
             began = time.perf_counter()
             request = dataclasses.replace(request, sizes=InputSizes(batch_size))
-            plan = predicted_plan(read(step, request.cost_model, request.sizes), request)
+            plan = as_compiled(step, request) if verify else None
+            plan = plan or predicted_plan(read(step, request.cost_model, request.sizes), request)
+            if verify:
+                plain = temporary_bytes(step, request.sizes, request.device)
+                plan = dataclasses.replace(
+                    plan,
+                    baseline_compiled_bytes=plain,
+                    compiled_peak_bytes=plan.compiled_peak_bytes or plain,
+                    compiled_for=target(request.device),
+                )
             plans.append(dataclasses.replace(plan, seconds=time.perf_counter() - began))
         return plans
 
@@ -92,10 +107,11 @@ class Step:
                 sizes=InputSizes(batch_size),
                 running_sums=given.running_sums,
             )
-            if strategy == "plain":
-                found.append((temporary_bytes(step, request.sizes, request.device), 0.0))
+            plan = None if strategy == "plain" else as_compiled(step, request)
+            if plan:
+                found.append((plan.compiled_peak_bytes or 0, plan.overhead))
             else:
-                found.append(allocated(step, request))
+                found.append((temporary_bytes(step, request.sizes, request.device), 0.0))
         return max(size for size, _ in found), max(overhead for _, overhead in found)
 
 

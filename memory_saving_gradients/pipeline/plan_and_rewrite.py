@@ -32,6 +32,7 @@ from memory_saving_gradients.pipeline.why import saves_little
 from memory_saving_gradients.planning.plan_data import LoopPlan
 from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.plans.plan import Plan
+from memory_saving_gradients.proving.compiler import target
 from memory_saving_gradients.reading.backward import BackwardPass
 from memory_saving_gradients.reading.read import Reading, read
 from memory_saving_gradients.rewriting.branches import has_branches, recompute_inside
@@ -94,8 +95,8 @@ def plan_and_rewrite(
         yield call, step, plan, saves, edits
 
 
-def allocated(step: BackwardPass, request: Request) -> tuple[int, float]:
-    """What XLA's compiler allocates for a step with a plan, in bytes, and the plan's overhead.
+def as_compiled(step: BackwardPass, request: Request) -> Plan | None:
+    """The plan for a step, with what XLA's compiler allocates; None if it saves nothing.
 
     The step stays as it is; the graph keeps dead ops.
 
@@ -104,16 +105,19 @@ def allocated(step: BackwardPass, request: Request) -> tuple[int, float]:
         request: what to plan, for a batch size that is given.
 
     Raises:
+        BudgetError: the plan misses the budget.
         CannotCompile: the compiler refuses the step, or is not installed.
     """
-    overhead = 0.0
     with tf_private.all_or_nothing() as edits:
-        with contextlib.suppress(_SavesNothing), tf_private.all_or_nothing():
-            overhead = _plan_and_rewrite_one(step, request).overhead
-        size = temporary_bytes(step, request.sizes, request.device)
+        try:
+            with tf_private.all_or_nothing():
+                plan = _plan_and_rewrite_one(step, request)
+        except _SavesNothing:
+            return None
+        size = plan.compiled_peak_bytes or temporary_bytes(step, request.sizes, request.device)
         while edits:  # it was rewritten only to be compiled
             edits.pop()()
-    return size, overhead
+    return dataclasses.replace(plan, compiled_peak_bytes=size, compiled_for=target(request.device))
 
 
 def _plan_and_rewrite_one(step: BackwardPass, request: Request) -> Plan:
