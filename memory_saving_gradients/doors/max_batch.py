@@ -39,9 +39,10 @@ _STEP = 0.99
 # For a way, a step is read, and planned on one line, at most so often.
 _READINGS = 8
 _PLANS = 4
-# With `verify`, a way is compiled at most so often, and until so much of the memory is used.
-_COMPILED = 4
+# With `verify`, a way is compiled until an answer fits, and then until so much of the memory is
+# used, but at most so often.
 _USED = 0.97
+_COMPILED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,9 +288,10 @@ class _Search:
             predicted: the answer by prediction.
         """
         best, over = None, None
-        batch = predicted.batch_size
-        for _ in range(_COMPILED):
+        batch, compiled = predicted.batch_size, 0
+        while batch and (best is None or compiled < _COMPILED):
             found = self._as_compiled(name, batch, predicted)
+            compiled += 1
             if found.bytes <= self._allowed:
                 best = found
             else:
@@ -301,8 +303,6 @@ class _Search:
 
     def _as_compiled(self, name: str, batch: int, predicted: Largest) -> Largest:
         """The memory of a batch by XLA's compiler, and its cost."""
-        if not batch:
-            return Largest(0, self._step.variables_bytes, 0.0, 0.0)
         strategy = "overhead" if name in _MOST else name
         size, overhead = self._step.allocated(batch, strategy, _MOST.get(name))
         fixed = self._step.variables_bytes + batch * self._step.example_bytes
