@@ -135,15 +135,13 @@ def _is_all(op: tf.Operation, value: int) -> bool:
     return source.type == "Const" and bool(np.all(tf.get_static_value(source.outputs[0]) == value))
 
 
-def reads_gathered(op: tf.Operation) -> bool:
-    """Whether `op` reads a variable as a whole that is also gathered from or scattered to.
+def is_gathered(handle: tf.Tensor) -> bool:
+    """Whether the variable of a handle is gathered from or scattered to.
 
-    TensorFlow's kernel then makes a copy (`EnsureSparseVariableAccess`): of the tied embedding of a
-    language model, for example.
+    TensorFlow's kernel then makes a copy where the whole variable is read
+    (`EnsureSparseVariableAccess`): of the tied embedding of a language model, for example.
     """
-    if op.type != "ReadVariableOp":
-        return False
-    kinds = {reader.type for reader in op.inputs[0].consumers()}
+    kinds = {reader.type for reader in handle.consumers()}
     return any(kind.startswith(("ResourceGather", "ResourceScatter")) for kind in kinds)
 
 

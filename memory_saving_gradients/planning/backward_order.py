@@ -71,19 +71,23 @@ class _Together:
             for tensor in problem.ops[op].inputs:
                 self._readers[tensor].append(op)
         self._unread = [len(readers) for readers in self._readers]
+        # By op, the earliest and the latest activation that it reads.
+        reads = [
+            [i for t in op.inputs if 0 <= (i := self._made_by[t]) < self._first]
+            for op in problem.ops
+        ]
+        none = len(problem.ops)
+        self._earliest_read = [min(activations, default=none) for activations in reads]
+        self._latest_read = [max(activations, default=none) for activations in reads]
         # The backward pass reads the activations in reverse; no group may read earlier ones yet.
         self._latest = len(problem.ops)
 
     def order(self) -> list[int]:
         for op in range(self._first, len(self._problem.ops)):
             if not self._done[op]:
-                self._latest = min(self._latest, max(self._activations(op), default=self._latest))
+                self._latest = min(self._latest, self._latest_read[op])
                 self._take([op])
         return self._order
-
-    def _activations(self, op: int) -> list[int]:
-        made_by = (self._made_by[t] for t in self._problem.ops[op].inputs)
-        return [maker for maker in made_by if 0 <= maker < self._first]
 
     def _take(self, ops: Iterable[int]) -> None:
         """Runs ops, and then the groups that have become worth running."""
@@ -145,7 +149,7 @@ class _Together:
         return followers
 
     def _may_run(self, op: int, inside: Collection[int]) -> bool:
-        if min(self._activations(op), default=self._latest) < self._latest:
+        if self._earliest_read[op] < self._latest:
             return False
         waits = self._waits_for[op]
         return not waits or (bool(inside) and waits == sum(op in self._after[i] for i in inside))

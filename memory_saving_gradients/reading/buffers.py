@@ -41,6 +41,7 @@ class Buffers:
         self._shown: dict[str, tf.Tensor] = {}
         self._bytes: dict[str, int] = {}  # also of views, and of tensors without a buffer
         own: set[str] = set()
+        copied = _copied(operations) if runtime.copies_gathered else set()
         for op in operations:
             same = same_lists(op, read) if runtime.lists_refer else {}
             for i, tensor in enumerate(op.outputs):
@@ -49,7 +50,9 @@ class Buffers:
                 if shown is not None and tensor.dtype not in kinds.HANDLES:
                     self._shown[tensor.name] = shown = self.shown_by(op.inputs[shown])
                     self._bytes[tensor.name] = self.bytes(shown)
-                elif tensor.dtype in kinds.HANDLES or not _is_of_the_step(op, runtime):
+                elif tensor.dtype in kinds.HANDLES or (
+                    op.type in kinds.SOURCES and op not in copied
+                ):
                     continue
                 elif op.type not in _WITHOUT_UNREAD or tensor.name in read:
                     known = tensor.dtype != tf.variant
@@ -92,7 +95,9 @@ class Buffers:
         return self.bytes(tensor) > self._largest_left_out
 
 
-def _is_of_the_step(op: tf.Operation, runtime: Runtime) -> bool:
-    """Whether the outputs of `op` are buffers of the step."""
-    copied = runtime.copies_gathered and kinds.reads_gathered(op)
-    return copied or op.type not in kinds.SOURCES
+def _copied(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
+    """The reads of variables that make a copy."""
+    reads = [op for op in operations if op.type == "ReadVariableOp"]
+    handles = {op.inputs[0].name: op.inputs[0] for op in reads}
+    gathered = {name for name, handle in handles.items() if kinds.is_gathered(handle)}
+    return {op for op in reads if op.inputs[0].name in gathered}

@@ -121,5 +121,5 @@ def test_a_variable_that_is_gathered_from_is_copied_when_it_is_read(graph, tied)
     rows = tf.gather(table, tf.range(3)) if tied else tf.ones((3, SIDE))
     y = tf.matmul(rows, table)
     read = y.op.inputs[1]
-    assert kinds.reads_gathered(read.op) == tied
+    assert kinds.is_gathered(read.op.inputs[0]) == tied
     assert allocated(read, also=y) == (BYTES if tied else 0)
