@@ -335,7 +335,8 @@ def copied(problem: Problem, schedule: Schedule) -> tuple[int, list[bool]]:
     """The first entry of the backward pass, and for each entry whether it runs a copy of its op.
 
     A forward op that runs for the first time in the backward pass is copied too: the original
-    stays where it is, as ops that are not in the problem may wait for it.
+    stays where it is, as ops that are not in the problem may wait for it. (If none does and the
+    loss needs the op, the rewriter has the original run there.)
     """
     ran: set[int] = set()
     first, is_copy = len(schedule), []

@@ -4,9 +4,10 @@ The backward pass is divided into waves (`planning.overlap`), and so is the forw
 exceed the peak in another order. Within a wave ops wait only for their data, so they overlap; the
 first ops of a wave wait for the last ops of an earlier one, on their device.
 
-There are four exceptions. Ops that are not in the problem (shapes, views, small tensors) wait only
+There are five exceptions. Ops that are not in the problem (shapes, views, small tensors) wait only
 for their data. Ops that oneDNN merges with later ones (`merges`) are waited for only when all
-inputs of the later ones are there; `BiasAddGrad`, one of them, waits only for its gradient. Ops of
+inputs of the later ones are there; `BiasAddGrad`, one of them, waits only for its gradient. Instead
+of the bias of a convolution that waits, the readers of the sum wait (`merges.must_not_wait`). Ops of
 v1 loops, and ops that may be folded into constants (`Reading.unordered`), get no edges. And ops
 that Grappler would not optimise if they had control edges get none, so that they round as in the
 plain step: instead, identities of their inputs wait, and others wait for identities of their
