@@ -7,11 +7,10 @@ first ops of a wave wait for the last ops of an earlier one, on their device.
 There are five exceptions. Ops that are not in the problem (shapes, views, small tensors) wait only
 for their data. Ops that oneDNN merges with later ones (`merges`) are waited for only when all
 inputs of the later ones are there; `BiasAddGrad`, one of them, waits only for its gradient. Instead
-of the bias of a convolution that waits, the readers of the sum wait (`merges.must_not_wait`). Ops of
-v1 loops, and ops that may be folded into constants (`Reading.unordered`), get no edges. And ops
-that Grappler would not optimise if they had control edges get none, so that they round as in the
-plain step: instead, identities of their inputs wait, and others wait for identities of their
-outputs.
+of the bias of a convolution that waits, its readers wait (`merges.must_not_wait`). Ops of v1 loops,
+and ops that may be folded into constants (`Reading.unordered`), get no edges. And ops that Grappler
+would not optimise if they had control edges get none, so that they round as in the plain step:
+instead, identities of their inputs wait, and others wait for identities of their outputs.
 """
 
 from __future__ import annotations
