@@ -101,7 +101,7 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
     edits = _Edits(reading)
     holding = _HOLDING[type(reading.step.runtime)](reading, schedule)
     first, again = copied(reading.problem, schedule)
-    for place in _of_the_loss(reading, schedule, first, again):
+    for place in _of_the_loss(reading, schedule, again):
         again[place] = False
     for place, index in enumerate(schedule):
         if place in holding.gates:
@@ -131,9 +131,7 @@ def _edit(reading: Reading, schedule: Schedule) -> tuple[dict[tuple[str, int], s
     return before, [run.copy or run.op.name for run in edits.runs]
 
 
-def _of_the_loss(
-    reading: Reading, schedule: Schedule, first: int, again: Sequence[bool]
-) -> list[int]:
+def _of_the_loss(reading: Reading, schedule: Schedule, again: Sequence[bool]) -> list[int]:
     """The entries of the backward pass that run for the first time what the loss needs.
 
     A copy would be a second run: whoever asks for the loss runs the original as well. It is needed
@@ -146,8 +144,8 @@ def _of_the_loss(
     needed = order.needed([reading.step.target.op])
     waited_for: dict[tf.Operation, None] = {}
     found = []
-    for place in range(first, len(schedule)):
-        op = reading.operations[schedule[place]]
+    for place, index in enumerate(schedule):
+        op = reading.operations[index]
         if place in late and op in needed and op not in waited_for:
             found.append(place)
         order.leading_to([op], order.waits_for, waited_for)
