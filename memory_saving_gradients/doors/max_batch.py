@@ -305,9 +305,12 @@ class _Search:
         """The memory of a batch by XLA's compiler, and its cost."""
         strategy = "overhead" if name in _MOST else name
         size, overhead = self._step.allocated(batch, strategy, _MOST.get(name))
-        fixed = self._step.variables_bytes + batch * self._step.example_bytes
         a_plain_one = predicted.seconds_per_example / (1 + predicted.overhead)
-        return Largest(batch, fixed + size, overhead, a_plain_one * (1 + overhead))
+        return Largest(batch, self._beside(batch) + size, overhead, a_plain_one * (1 + overhead))
+
+    def _beside(self, batch: int) -> int:
+        """The bytes of variables and inputs."""
+        return self._step.variables_bytes + batch * self._step.example_bytes
 
     def _planned(self, at: _ProblemsAt, name: str, batch: int, loops: int) -> Largest | None:
         """The largest batch that fits as planned; None for none.
@@ -368,11 +371,11 @@ class _Search:
         pairs = zip(at(batch, loops), schedules, strict=True)
         # A plan that is no better than the plain step is not applied; loops in segments always are.
         taken = [_judged(*pair, at_most_plain=not loops) for pair in pairs]
-        fixed = self._step.variables_bytes + batch * self._step.example_bytes
         seconds = sum(float(problem.costs.sum()) for problem in at(batch, 0))
         costs = sum(cost for _, cost in taken)
         overhead = costs / seconds - 1 if seconds else 0.0
-        return Largest(batch, fixed + max(peak for peak, _ in taken), overhead, costs / batch)
+        peak = max(peak for peak, _ in taken)
+        return Largest(batch, self._beside(batch) + peak, overhead, costs / batch)
 
 
 def _value(answer: Largest) -> tuple[int, float]:

@@ -144,7 +144,7 @@ def _of_the_loss(reading: Reading, schedule: Schedule, again: Sequence[bool]) ->
     needed = order.needed([reading.step.target.op])
     waited_for: dict[tf.Operation, None] = {}
     found = []
-    for place, index in enumerate(schedule):
+    for place, index in enumerate(schedule[: max(late) + 1]):
         op = reading.operations[index]
         if place in late and op in needed and op not in waited_for:
             found.append(place)

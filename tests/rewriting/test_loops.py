@@ -454,7 +454,6 @@ def test_a_saved_step_keeps_its_segments(tmp_path, in_segments):
 @pytest.mark.usefixtures("deterministic")
 def test_a_loop_whose_gradient_is_given():
     """Nothing then tells the lists that it keeps for its gradient from the backward pass."""
-
     x, counter = tf.cast(tf.constant(np.random.RandomState(3).randn(32, 32)), tf.float32), weight()
 
     def step(tape):
