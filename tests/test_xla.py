@@ -343,6 +343,30 @@ def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(m
     assert plan.compiled_peak_bytes == 5 * 10**6
 
 
+@pytest.mark.parametrize(("sizes", "chosen"), [((200, 199, 198), 2), ((200, 150, 200), 1)])
+def test_memory_is_the_cheapest_of_those_that_xla_allocates_least_for(monkeypatch, sizes, chosen):
+    rewritten, applied = fitting.follow, []
+
+    def rewrite(reading, plan):
+        applied.append(plan)
+        return rewritten(reading, plan)
+
+    def temporary_bytes(*args):
+        if not applied:
+            return 3 * 10**8  # the plain step
+        schedules = [plan.schedule for plan in applied]
+        return 10**6 * sizes[schedules.index(schedules[-1])]
+
+    monkeypatch.setattr(fitting, "follow", rewrite)
+    monkeypatch.setattr(fitting, "temporary_bytes", temporary_bytes)
+    plan, _, _ = planned("chain", verify=True)
+    first, leaner, cheaper = applied[:3]
+    assert leaner.peak_bytes < first.peak_bytes < cheaper.peak_bytes
+    assert leaner.overhead > first.overhead > cheaper.overhead
+    assert plan.overhead == applied[chosen].overhead
+    assert plan.compiled_peak_bytes == 10**6 * sizes[chosen]
+
+
 def test_a_budget_that_is_missed_three_times_may_be_kept_by_memory(monkeypatch):
     rewritten, applied = fitting.follow, []
 

@@ -16,6 +16,7 @@ from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.decide import decide
 from memory_saving_gradients.pipeline.why import missed
+from memory_saving_gradients.planning.strategies import NEAR
 from memory_saving_gradients.planning.stretches import fewer_stretches
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
@@ -29,9 +30,9 @@ _ROUNDS = 3
 # The share of a budget that a compiled step should use, and the factor by which it may exceed it.
 _LEAST_USED = 0.95
 _NEARLY = 1.02
-# For "memory", these multiples of the lowest peak are compiled as well, if XLA allocates more than
-# so many times what was predicted.
-_AROUND = (1.1, 1.25)
+# For "memory", plans for these multiples of its peak are compiled as well, if XLA allocates more
+# than so many times what was predicted.
+_AROUND = (0.965, 1.1)
 _AS_PREDICTED = 1.05
 # XLA hardly allocates more than so many times what is predicted for a plain step.
 _AT_MOST = 3
@@ -93,8 +94,9 @@ def follow(reading: Reading, plan: Plan) -> list[str]:
 def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     """The plan that fits a budget best by XLA's own report; the graph is unchanged.
 
-    For "memory" it is the plan that needs least. If XLA allocates more than predicted, it is one of
-    a few near the lowest predicted peak: how XLA packs tensors of many sizes cannot be predicted.
+    For "memory" it is the cheapest of those that need nearly the least. If XLA allocates more than
+    predicted, it is one of a few near the lowest predicted peak: how XLA packs tensors of many
+    sizes cannot be predicted.
 
     Args:
         reading: the step.
@@ -130,7 +132,9 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     tried = _tried(reading, plan, request, compiled)
     lowest = min(tried, key=_compiled_peak)
     if budget is None:
-        return lowest
+        near = (1 + NEAR) * _compiled_peak(lowest)
+        fitting = [candidate for candidate in tried if _compiled_peak(candidate) <= near]
+        return min(fitting, key=lambda candidate: candidate.overhead)
     if fitting := [candidate for candidate in tried if _fits(candidate)]:
         return min(fitting, key=lambda candidate: candidate.overhead)
     if request.verify:

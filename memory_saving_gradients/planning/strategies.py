@@ -21,16 +21,17 @@ from memory_saving_gradients.planning.search import (
 )
 from memory_saving_gradients.planning.simulate import simulate
 
-# The overhead allowed for a low peak where ops run more than twice, and the share by which "memory"
-# may exceed that peak, as the last bytes are expensive to save.
+# The overhead allowed for a low peak where ops run more than twice.
 _MORE = 0.25
-_NEAR = 0.05
+
+#: The share by which "memory" may exceed the lowest peak, as the last bytes are expensive to save.
+NEAR = 0.05
 
 
 def memory(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     """The cheapest schedule found near a low peak."""
     floor = low(problem, most_runs)
-    return within(problem, int((1 + _NEAR) * simulate(problem, floor).peak), most_runs, floor)
+    return within(problem, int((1 + NEAR) * simulate(problem, floor).peak), most_runs, floor)
 
 
 def low(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
