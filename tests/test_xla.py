@@ -343,21 +343,29 @@ def test_a_missed_budget_is_planned_again_and_its_error_leaves_the_graph_plain(m
     assert plan.compiled_peak_bytes == 5 * 10**6
 
 
-@pytest.mark.parametrize(("sizes", "chosen"), [((200, 199, 198), 2), ((200, 150, 200), 1)])
-def test_memory_is_the_cheapest_of_those_that_xla_allocates_least_for(monkeypatch, sizes, chosen):
-    rewritten, applied = fitting.follow, []
+@pytest.fixture
+def applied(monkeypatch):
+    """The plans by which steps are rewritten, in order."""
+    rewritten, plans = fitting.follow, []
 
     def rewrite(reading, plan):
-        applied.append(plan)
+        plans.append(plan)
         return rewritten(reading, plan)
 
+    monkeypatch.setattr(fitting, "follow", rewrite)
+    return plans
+
+
+@pytest.mark.parametrize(("sizes", "chosen"), [((200, 199, 198), 2), ((200, 150, 200), 1)])
+def test_memory_is_the_cheapest_of_those_that_xla_allocates_least_for(
+    monkeypatch, applied, sizes, chosen
+):
     def temporary_bytes(*args):
         if not applied:
             return 3 * 10**8  # the plain step
         schedules = [plan.schedule for plan in applied]
         return 10**6 * sizes[schedules.index(schedules[-1])]
 
-    monkeypatch.setattr(fitting, "follow", rewrite)
     monkeypatch.setattr(fitting, "temporary_bytes", temporary_bytes)
     plan, _, _ = planned("chain", verify=True)
     first, leaner, cheaper = applied[:3]
@@ -367,18 +375,11 @@ def test_memory_is_the_cheapest_of_those_that_xla_allocates_least_for(monkeypatc
     assert plan.compiled_peak_bytes == 10**6 * sizes[chosen]
 
 
-def test_a_budget_that_is_missed_three_times_may_be_kept_by_memory(monkeypatch):
-    rewritten, applied = fitting.follow, []
-
-    def rewrite(reading, plan):
-        applied.append(plan)
-        return rewritten(reading, plan)
-
+def test_a_budget_that_is_missed_three_times_may_be_kept_by_memory(monkeypatch, applied):
     def temporary_bytes(*args):
         # The first one is asked for the plain step.
         return 39 * 10**5 if applied and not applied[-1].budget_bytes else 5 * 10**6
 
-    monkeypatch.setattr(fitting, "follow", rewrite)
     monkeypatch.setattr(fitting, "temporary_bytes", temporary_bytes)
     plan, _, _ = planned("chain", memory_budget="4MB", verify=True)
     assert (plan.strategy, plan.budget_bytes) == ("budget", 4 * 10**6)

@@ -131,11 +131,9 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
 
     tried = _tried(reading, plan, request, compiled)
     lowest = min(tried, key=_compiled_peak)
-    if budget is None:
-        near = (1 + NEAR) * _compiled_peak(lowest)
-        fitting = [candidate for candidate in tried if _compiled_peak(candidate) <= near]
-        return min(fitting, key=lambda candidate: candidate.overhead)
-    if fitting := [candidate for candidate in tried if _fits(candidate)]:
+    most = (1 + NEAR) * _compiled_peak(lowest) if budget is None else _NEARLY * budget
+    fitting = [candidate for candidate in tried if _compiled_peak(candidate) <= most]
+    if budget is None or fitting:
         return min(fitting, key=lambda candidate: candidate.overhead)
     if request.verify:
         raise missed(reading, budget, _compiled_peak(lowest), lowest)
