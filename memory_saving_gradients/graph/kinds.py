@@ -42,6 +42,11 @@ IN_PLACE = frozenset(
     TanhGrad Xdivy Xlogy""".split()
 )
 
+#: Ops that make the loss of each example, and its gradient by the logits, at once.
+CROSS_ENTROPIES = frozenset(
+    {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
+)
+
 #: Ops that return an operand unchanged if all elements of the other are this value; which operands.
 _NEUTRAL: dict[str, tuple[int, tuple[int, ...]]] = {
     **dict.fromkeys(["Mul", "MulNoNan"], (1, (0, 1))),

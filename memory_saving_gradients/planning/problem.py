@@ -29,6 +29,7 @@ class Op:
             frees.
         in_place: True where the kernel can write an output into the buffer of an input of equal
             size that nothing reads later.
+        in_place_rewritten: True where it can do so only once the step is rewritten.
         expensive: True where the output is worth keeping (matrix products and the like).
         again: True for a loop whose gradient recomputes its rounds, so that a second run of the
             loop is the third of its rounds.
@@ -45,6 +46,7 @@ class Op:
     pinned: bool = False
     postponed: bool = False
     in_place: bool = False
+    in_place_rewritten: bool = False
     expensive: bool = False
     again: bool = False
 

@@ -142,6 +142,7 @@ def plain_timeline(problem: Problem) -> np.ndarray:
     is_last = np.append(tensor[1:] != tensor[:-1], True)[: len(tensor)]
     before = np.where(np.diff(tensor, prepend=-1) == 0, np.roll(end[reader], 1), -1)
     fits &= is_last & (before < begin[reader]) & ~problem.is_result[tensor]
+    fits &= ~np.array([op.in_place_rewritten for op in problem.ops], dtype=bool)[reader]
     lent = np.zeros_like(ops)
     np.maximum.at(lent, reader[fits], problem.sizes[tensor[fits]])
 

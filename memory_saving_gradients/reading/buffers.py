@@ -63,8 +63,9 @@ class Buffers:
                         own.add(tensor.name)
                     else:
                         self._shown[tensor.name] = op.outputs[same[i]]
+        self.kernels = runtime.kernels(operations, results, self._bytes)
         #: by name of a tensor without a buffer, the tensors that its readers read instead
-        self.made_of = runtime.unbuffered(operations, results, self._bytes)
+        self.made_of = self.kernels.made_of
         owned = [self._bytes[name] for name in own - self.made_of.keys()]
         left_out, total = 0, sum(owned)
         self._largest_left_out = 0

@@ -304,9 +304,8 @@ def _problem(
             workspace=costs.workspaces[op.name],
             backward=op in walk.backward,
             pinned=op in pinned,
-            # An op that computes its inputs from other tensors may read these to its end.
-            in_place=op.type in kinds.IN_PLACE
-            and not any(t.name in buffers.made_of for t in op.inputs),
+            in_place=op in buffers.kernels.in_place,
+            in_place_rewritten=op in buffers.kernels.in_place_rewritten,
             expensive=op.type in kinds.EXPENSIVE
             or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
             again=op.type in calls.LOOPS and AGAIN in op.node_def.attr,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import gate, kinds, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.gate import Gate
-from memory_saving_gradients.planning.problem import Schedule, copied
+from memory_saving_gradients.planning.problem import Op, Problem, Schedule, copied
 from memory_saving_gradients.planning.stretches import stretches
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.run import Holding, Run
@@ -31,8 +31,8 @@ class Gates(Holding):
         self.on_gpu = reading.step.runtime.on_gpu
         self.gates = (_barriers if self.on_gpu else _loops)(reading, schedule)
         self.backward = reading.new
-        entropies = (op for op in reading.step.needed if op.type in _CROSS_ENTROPIES)
-        self.losses = sorted(entropies, key=lambda op: op.name)
+        losses = (op for op in reading.step.needed if op.type in kinds.CROSS_ENTROPIES)
+        self.losses = sorted(losses, key=lambda op: op.name)
 
     def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
         """Delays the ops that do not read through a gate.
@@ -73,8 +73,11 @@ class Gates(Holding):
                 elif self.on_gpu and op.type in GRADIENTS_OF_MAX_POOLING:
                     _add_to_late_zeros(op)
                 previous = op.outputs
-            for op in self.losses if self.on_gpu else ():
+            again = [op for op in copies.values() if op.type in kinds.CROSS_ENTROPIES]
+            for op in (*self.losses, *again) if self.on_gpu else ():
                 gate.write_out(op.outputs[0])
+                if op.outputs[1].consumers():
+                    _write_over_logits(op)
 
 
 def _add_to_late_zeros(op: tf.Operation) -> None:
@@ -90,7 +93,25 @@ def _add_to_late_zeros(op: tf.Operation) -> None:
     tf_private.reroute(grads, added, {added.op})
 
 
-_CROSS_ENTROPIES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+def _write_over_logits(op: tf.Operation) -> None:
+    """Makes a GPU write the gradient that a cross entropy makes over the logits.
+
+    XLA:GPU computes a softmax in one kernel, which reads each row of the logits several times, and
+    so writes the gradient elsewhere. If maximum and sum of each row are there before, each element
+    of the gradient needs only one element of the logits. The formulas are those of TensorFlow's
+    kernel (`tf2xla/kernels/xent_ops.cc`).
+    """
+    logits, labels = op.inputs
+    most = tf.stop_gradient(tf.reduce_max(logits, 1, keepdims=True))
+    total = tf.reduce_sum(tf.exp(logits - most), 1, keepdims=True)
+    (most, total), _ = gate.passed([most, total], [], barrier=True)
+    if op.type == "SparseSoftmaxCrossEntropyWithLogits":
+        classes = tf.shape(logits, labels.dtype)[1]
+        is_class = (labels >= 0) & (labels < classes)
+        invalid = tf.where(is_class, tf.zeros((), logits.dtype), float("nan"))
+        labels = tf.one_hot(labels, tf.cast(classes, tf.int32), dtype=logits.dtype)
+        labels += invalid[:, tf.newaxis]
+    tf_private.reroute(op.outputs[1], tf.exp(logits - most) / total - labels)
 
 
 def _between(reading: Reading, schedule: Schedule) -> list[tuple[int, int, int]]:
@@ -161,8 +182,14 @@ def _handed_on(reading: Reading, schedule: Schedule) -> dict[int, list[tf.Tensor
         op = problem.ops[schedule[place - 1]]
         for t in op.outputs:
             read.pop(t, None)
-        read.update((t, (place, i)) for i, t in enumerate(op.inputs))
+        read.update((t, (place, i)) for i, t in enumerate(op.inputs) if _may_pass(problem, op, t))
     return handed_on
+
+
+def _may_pass(problem: Problem, op: Op, tensor: int) -> bool:
+    """Whether `op` may read a tensor through a barrier: XLA writes over nothing behind one."""
+    sizes = problem.sizes
+    return not op.in_place_rewritten or sizes[tensor] != max(sizes[t] for t in op.outputs)
 
 
 def _since(reading: Reading, entries: Schedule) -> list[tf.Operation]:
@@ -180,7 +207,7 @@ def _read(reading: Reading, entries: Schedule, of_backward: bool = False) -> lis
         op = problem.ops[index]
         for t in op.inputs:
             maker = problem.made_by[t]
-            there = t not in made and maker >= 0
+            there = t not in made and maker >= 0 and _may_pass(problem, op, t)
             if there and (of_backward or not problem.ops[maker].backward):
                 read[t] = graph.get_tensor_by_name(problem.tensors[t].name)
         made.update(op.outputs)

@@ -13,6 +13,7 @@ scripts/benchmarks/xla.py with what XLA:GPU compiles for the test models.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
@@ -47,14 +48,39 @@ _ONCE_ON_CPU = frozenset(
 # The longest chain of ops that one kernel computes.
 _DEEPEST = 64
 
+#: Ops that compute each element from one element of each input of equal size.
+_ELEMENT_WISE = kinds.IN_PLACE | frozenset(
+    """Cast Cosh FloorDiv FloorMod FusedBatchNorm FusedBatchNormGrad FusedBatchNormGradV2
+    FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Mod Sinh SoftsignGrad Xlog1py""".split()
+)
+_SOFTMAX = frozenset({"LogSoftmax", "Softmax"})
 
-def unbuffered(
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """What the kernels of a step read and write.
+
+    Attributes:
+        made_of: by name of a tensor that has no buffer, the tensors that it is computed from.
+        in_place: the ops that can write over an input that nothing reads later.
+        in_place_rewritten: those of them that can do so only once the step is rewritten.
+    """
+
+    made_of: dict[str, tuple[tf.Tensor, ...]]
+    in_place: set[tf.Operation]
+    in_place_rewritten: set[tf.Operation]
+
+
+def kernels(
     operations: Sequence[tf.Operation],
     results: Collection[tf.Tensor],
     bytes_of: Mapping[str, int],
     on_gpu: bool,
-) -> dict[str, tuple[tf.Tensor, ...]]:
-    """The tensors that have no buffer, by name, each with the tensors it is computed from.
+) -> Kernels:
+    """What the kernels of a step read and write.
+
+    XLA:GPU has one kernel for a softmax, which reads a row before it writes its first element.
+    `rewriting.gates` makes it compute the gradient of logits element by element.
 
     Args:
         operations: the ops of the step, each after those that it waits for.
@@ -64,18 +90,27 @@ def unbuffered(
     """
     ours = set(operations)
     into = _FUSIBLE | _REDUCTIONS if on_gpu else _FUSIBLE
+    element_wise = _ELEMENT_WISE - (_SOFTMAX if on_gpu else kinds.CROSS_ENTROPIES)
     returned = {kinds.owner(t).name for t in results}
-    sources_of: dict[str, tuple[tf.Tensor, ...]] = {}
+    found = Kernels({}, set(), set())
+    sources_of = found.made_of
     depth: dict[str, int] = {}
+    in_order: set[str] = set()  # tensors without a buffer, computed element by element
+    of_logits: set[str] = set()
     for op in operations:
         made_of = {s.name: s for t in op.inputs for s in sources_of.get(t.name, (t,))}
         sources = tuple(t for name, t in made_of.items() if bytes_of.get(name, 0))
         read = sum(bytes_of[t.name] for t in sources)
         deep = 1 + max((depth.get(t.name, 0) for t in op.inputs), default=0)
+        over_logits = op.type in kinds.CROSS_ENTROPIES or any(
+            t.name in of_logits for t in op.inputs
+        )
+        orderly = all(t.name in in_order for t in op.inputs if t.name in sources_of)
         for i, tensor in enumerate(op.outputs):
             shown = kinds.shown_input(op, i)
             readers = [reader for reader in order.readers(tensor) if reader in ours]
-            times = len(readers)
+            times, size = len(readers), bytes_of.get(tensor.name, 0)
+            over = orderly and (shown is not None or op.type in element_wise)
             if shown is not None:
                 fused = op.inputs[shown].name in sources_of
             else:
@@ -86,9 +121,17 @@ def unbuffered(
                     and all(reader.type in into for reader in readers)
                     and not any(map(kinds.is_gate, tensor.consumers()))  # a gate passes buffers
                     and (on_gpu or times < 2 or op.type not in _ONCE_ON_CPU)
-                    and (times - 1) * read < (times + 1) * bytes_of.get(tensor.name, 0)
+                    and (times - 1) * read < (times + 1) * size
                 )
             if fused:
                 sources_of[tensor.name] = sources
                 depth[tensor.name] = deep
-    return sources_of
+                if over or all(bytes_of[t.name] < size for t in sources):
+                    in_order.add(tensor.name)
+                if over and over_logits:
+                    of_logits.add(tensor.name)
+            elif over:
+                found.in_place.add(op)
+                if over_logits:
+                    found.in_place_rewritten.add(op)
+    return found

@@ -16,8 +16,10 @@ from typing import TypeAlias
 import networkx as nx
 import tensorflow as tf
 
+from memory_saving_gradients.graph import kinds
 from memory_saving_gradients.graph.devices import Device
 from memory_saving_gradients.runtimes import execution_order
+from memory_saving_gradients.runtimes.fusion import Kernels
 
 #: Gives the shape of a tensor.
 ShapeOf: TypeAlias = Callable[[tf.Tensor], Sequence[int]]
@@ -66,20 +68,20 @@ class Runtime(abc.ABC):
         """Bytes of an output whose size is not that of its static shape; else 0."""
         return 0
 
-    def unbuffered(
+    def kernels(
         self,
         operations: Sequence[tf.Operation],
         results: Collection[tf.Tensor],
         bytes_of: Mapping[str, int],
-    ) -> dict[str, tuple[tf.Tensor, ...]]:
-        """The tensors that have no buffer, by name, each with the tensors it is computed from.
+    ) -> Kernels:
+        """What the kernels of a step read and write.
 
         Args:
             operations: the ops of the step, each after those that it waits for.
             results: the tensors that live to the end of the step.
             bytes_of: the bytes of the tensors of the step, by name.
         """
-        return {}
+        return Kernels({}, {op for op in operations if op.type in kinds.IN_PLACE}, set())
 
     def within(self, op: tf.Operation) -> Runtime:
         """The runtime that executes the functions that `op` calls."""

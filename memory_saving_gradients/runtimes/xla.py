@@ -38,13 +38,13 @@ class Xla(Runtime):
         """Whether it is XLA:GPU: for a described GPU, or on a machine that has one."""
         return self.device["type"] == "GPU" or bool(tf.config.list_physical_devices("GPU"))
 
-    def unbuffered(
+    def kernels(
         self,
         operations: Sequence[tf.Operation],
         results: Collection[tf.Tensor],
         bytes_of: Mapping[str, int],
-    ) -> dict[str, tuple[tf.Tensor, ...]]:
-        return fusion.unbuffered(operations, results, bytes_of, self.on_gpu)
+    ) -> fusion.Kernels:
+        return fusion.kernels(operations, results, bytes_of, self.on_gpu)
 
     def order(
         self,

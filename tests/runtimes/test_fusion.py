@@ -61,7 +61,7 @@ def test_what_xla_writes_to_memory(name):
         for op in operations
         for t in op.outputs
     }
-    unbuffered = fusion.unbuffered(operations, graph.outputs, size, on_gpu=False)
+    unbuffered = fusion.kernels(operations, graph.outputs, size, on_gpu=False).made_of
     ours = {
         op.name
         for op in operations
