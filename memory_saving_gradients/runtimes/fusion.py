@@ -89,7 +89,8 @@ def kernels(
         on_gpu: whether XLA:GPU compiles it, else XLA:CPU.
     """
     ours = set(operations)
-    into = _FUSIBLE | _REDUCTIONS if on_gpu else _FUSIBLE
+    fusible = _FUSIBLE if on_gpu else _FUSIBLE - kinds.CROSS_ENTROPIES
+    into = fusible | _REDUCTIONS if on_gpu else fusible
     element_wise = _ELEMENT_WISE - (_SOFTMAX if on_gpu else kinds.CROSS_ENTROPIES)
     returned = {kinds.owner(t).name for t in results}
     found = Kernels({}, set(), set())
@@ -115,7 +116,7 @@ def kernels(
                 fused = op.inputs[shown].name in sources_of
             else:
                 fused = (
-                    op.type in _FUSIBLE
+                    op.type in fusible
                     and deep < _DEEPEST
                     and tensor.name not in returned
                     and all(reader.type in into for reader in readers)

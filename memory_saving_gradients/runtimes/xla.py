@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import networkx as nx
 import tensorflow as tf
 
+from memory_saving_gradients.graph import kinds
 from memory_saving_gradients.runtimes import fusion
 from memory_saving_gradients.runtimes.execution_order import Event
 from memory_saving_gradients.runtimes.runtime import Runtime, ShapeOf
@@ -99,15 +100,18 @@ def cpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
 
     It transposes the operands of a convolution's gradient. It computes the gradient of a depthwise
     filter as that of a dense one and takes the diagonal; both are alive at once. A grouped
-    convolution is computed in another layout first.
+    convolution is computed in another layout first. The probabilities that a cross entropy makes of
+    logits are alive beside these and their gradient.
 
     Args:
         op: the op.
         shape: gives the shape of a tensor.
 
     Returns:
-        Bytes; 0 for ops that are neither gradients of convolutions nor convolutions in groups.
+        Bytes; 0 for other ops.
     """
+    if op.type in kinds.CROSS_ENTROPIES:
+        return op.inputs[0].dtype.size * math.prod(shape(op.inputs[0]))
     if op.type == "Conv2D" and shape(op.inputs[0])[-1] != shape(op.inputs[1])[-2]:
         return op.outputs[0].dtype.size * math.prod(shape(op.outputs[0]))
     if op.type not in TRANSPOSES:
