@@ -64,18 +64,18 @@ def test_xla_allocates_less(name):
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize(
-    ("name", "how"),
+    ("name", "how", "off"),
     [
-        ("gpt", "memory"),
-        pytest.param("resnet20", "memory", marks=pytest.mark.slow),
-        pytest.param("lstm", "memory", marks=pytest.mark.slow),
-        pytest.param("transformer", "speed", marks=pytest.mark.slow),
-        pytest.param("mobilenet", "memory", marks=pytest.mark.slow),
-        pytest.param("densenet", "speed", marks=pytest.mark.slow),
+        ("gpt", "memory", 2e-6),
+        pytest.param("resnet20", "memory", 2e-6, marks=pytest.mark.slow),
+        pytest.param("lstm", "memory", 2e-6, marks=pytest.mark.slow),
+        pytest.param("transformer", "speed", 2e-6, marks=pytest.mark.slow),
+        pytest.param("mobilenet", "memory", 2e-6, marks=pytest.mark.slow),
+        pytest.param("densenet", "speed", 1e-5, marks=pytest.mark.slow),
     ],
 )
-def test_values_are_those_of_the_compiled_plain_step(name, how):
-    assert_close(make_step(name, how)(), make_step(name, "plain")())
+def test_values_are_those_of_the_compiled_plain_step(name, how, off):
+    assert_close(make_step(name, how)(), make_step(name, "plain")(), off)
 
 
 def assert_close(ours, plain, off=2e-6):

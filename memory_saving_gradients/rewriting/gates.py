@@ -102,7 +102,7 @@ def _write_over_logits(op: tf.Operation) -> None:
     kernel (`tf2xla/kernels/xent_ops.cc`).
     """
     logits, labels = op.inputs
-    most = tf.stop_gradient(tf.reduce_max(logits, 1, keepdims=True))
+    most = tf.reduce_max(logits, 1, keepdims=True)
     total = tf.reduce_sum(tf.exp(logits - most), 1, keepdims=True)
     (most, total), _ = gate.passed([most, total], [], barrier=True)
     if op.type == "SparseSoftmaxCrossEntropyWithLogits":

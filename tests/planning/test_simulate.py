@@ -3,7 +3,7 @@ from hypothesis import given
 
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor, baseline
-from memory_saving_gradients.planning.simulate import simulate
+from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from tests.planning.problems import chain, problems
 from tests.replay import replay
 
@@ -24,6 +24,13 @@ def test_in_place_op_writes_over_a_dying_input_of_its_size():
     )
     step = Problem(ops, tensors, frozenset({2}))
     assert simulate(step, [0, 1, 2]).timeline.tolist() == [8, 8, 12]
+
+
+def test_an_op_that_writes_in_place_only_once_rewritten_does_not_in_the_plain_step():
+    ops = (Op("a", (), (0,)), Op("b", (0,), (1,), in_place=True, in_place_rewritten=True))
+    step = Problem(ops, (Tensor("a:0", 8), Tensor("b:0", 8)), frozenset({1}), (0, ~0, 1, ~1))
+    assert simulate(step, [0, 1]).peak == 8
+    assert plain_peak(step) == 16
 
 
 def test_output_that_nothing_reads_is_freed_at_once():

@@ -7,9 +7,10 @@ import sys
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients import get_plans
+from memory_saving_gradients import get_plans, gradients
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.proving import compiler, described_gpu
+from test_models import GPT
 from tests.test_xla import compiled_step
 
 
@@ -41,6 +42,20 @@ def test_predictions_hold(name, strategy):
     (plan,) = get_plans(step.get_concrete_function(*inputs).graph)
     allocated = compiler.temporary_bytes(step, inputs, "h100")
     assert plan.peak_bytes == pytest.approx(allocated, rel=0.25)
+
+
+@NEEDS_COMPILER
+def test_the_gradient_of_logits_is_written_over_them():
+    model = GPT(layers=2, width=64, length=64, vocabulary=8192, heads=2)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(tokens):
+        loss = model.loss(tokens)
+        return gradients(loss, model.variables, checkpoints="memory", device="h100")
+
+    inputs = [tf.constant(array) for array in model.example(8)]
+    logits = 8 * 64 * 8192 * tf.float32.size
+    assert compiler.temporary_bytes(step, inputs, "h100") < 1.5 * logits
 
 
 @NEEDS_COMPILER

@@ -102,6 +102,61 @@ def test_the_cross_entropy_of_each_example_is_written_out():
     assert {op.type for op in entropy.outputs[0].consumers()} == {"XlaOptimizationBarrier"}
 
 
+LABELS = np.arange(64) % 512
+
+#: Losses of logits of 64 examples and 512 classes.
+LOSSES = {
+    "sparse": lambda logits: tf.nn.sparse_softmax_cross_entropy_with_logits(LABELS, logits),
+    "dense": lambda logits: tf.nn.softmax_cross_entropy_with_logits(
+        tf.one_hot(LABELS, 512, 0.9, 0.1 / 511), logits
+    ),
+    "of half precision": lambda logits: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        LABELS, tf.cast(tf.cast(logits, tf.bfloat16), tf.float32)
+    ),
+    "of three dimensions": lambda logits: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        LABELS.reshape(8, 8), tf.reshape(logits, (8, 8, 512))
+    ),
+    "of no class": lambda logits: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.where(LABELS == 3, -1, LABELS), logits
+    ),
+}
+
+
+def head(loss, differentiate):
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x, w, *layers):
+        h = x
+        for layer in layers:
+            h = tf.tanh(tf.sin(h @ layer))
+        total = tf.reduce_mean(loss(h @ w))
+        return differentiate(total, [x, w, *layers])
+
+    rng = np.random.default_rng(0)
+    shapes = [(64, 64), (64, 512), *[(64, 64)] * 8]
+    return step, [tf.constant(rng.normal(size=s, scale=0.3), tf.float32) for s in shapes]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_of_logits_may_be_written_over_them(name):
+    """It is computed element by element, from logits that pass no barrier.
+
+    (Not with deterministic ops: TensorFlow then composes these losses of other ops.)
+    """
+    ours = functools.partial(msg.gradients, checkpoints="memory", device="h100")
+    step, inputs = head(LOSSES[name], ours)
+    plain, _ = head(LOSSES[name], tf.gradients)
+    assert_close(step(*inputs), plain(*inputs))
+    graph = step.get_concrete_function(*inputs).graph
+    (plan,) = msg.get_plans(graph)
+    problem = plan.problem
+    (over,) = (op for op in problem.ops if op.in_place_rewritten)
+    logits = max(over.inputs, key=lambda t: problem.tensors[t].bytes)
+    readers = graph.get_tensor_by_name(problem.tensors[logits].name).consumers()
+    assert not any(map(kinds.is_gate, readers))
+    entropies = [op for op in graph.get_operations() if op.type in kinds.CROSS_ENTROPIES]
+    assert [reader for op in entropies for reader in op.outputs[1].consumers()] == []
+
+
 def test_what_a_barrier_waits_for_is_read_behind_it():
     """Weights' gradients are done before the next stretch: who returns them waits for its gate."""
     step, inputs = compiled_step("chain", "memory", device="h100")
