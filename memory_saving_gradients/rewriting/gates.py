@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import gate, kinds, tf_private
+from memory_saving_gradients.graph import gate, kinds, order, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.gate import Gate
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, copied
 from memory_saving_gradients.planning.stretches import stretches
 from memory_saving_gradients.reading.read import Reading
-from memory_saving_gradients.rewriting.run import Holding, Run
+from memory_saving_gradients.rewriting.run import COPY, Holding, Run
 from memory_saving_gradients.runtimes.xla import (
     CONVOLUTIONS,
     GRADIENTS_OF_MAX_POOLING,
@@ -33,6 +33,15 @@ class Gates(Holding):
         self.backward = reading.new
         losses = (op for op in reading.step.needed if op.type in kinds.CROSS_ENTROPIES)
         self.losses = sorted(losses, key=lambda op: op.name)
+        self.over_logits = [
+            op
+            for op, known in zip(reading.operations, reading.problem.ops, strict=True)
+            if known.in_place_rewritten
+        ]
+        fused = order.leading_to(
+            self.over_logits, lambda op: (t.op for t in op.inputs if t.name in reading.made_of)
+        )
+        self.over = {op.name for op in fused if op.type in kinds.CROSS_ENTROPIES}
 
     def hold(self, runs: Sequence[Run], copies: Mapping[str, tf.Operation]) -> None:
         """Delays the ops that do not read through a gate.
@@ -73,11 +82,17 @@ class Gates(Holding):
                 elif self.on_gpu and op.type in GRADIENTS_OF_MAX_POOLING:
                     _add_to_late_zeros(op)
                 previous = op.outputs
-            again = [op for op in copies.values() if op.type in kinds.CROSS_ENTROPIES]
-            for op in (*self.losses, *again) if self.on_gpu else ():
-                gate.write_out(op.outputs[0])
-                if op.outputs[1].consumers():
-                    _write_over_logits(op)
+            if self.on_gpu:
+                self._write_losses(copies)
+
+    def _write_losses(self, copies: Mapping[str, tf.Operation]) -> None:
+        for op in self.losses:
+            gate.write_out(op.outputs[0])
+        for op in (*self.losses, *copies.values()):
+            if op.name.split(COPY)[0] in self.over and op.outputs[1].consumers():
+                _write_over_logits(op)
+        for op in self.over_logits:  # else XLA may write what it is computed from
+            gate.write_out(op.outputs[0])
 
 
 def _add_to_late_zeros(op: tf.Operation) -> None:

@@ -153,8 +153,23 @@ def test_the_gradient_of_logits_may_be_written_over_them(name):
     logits = max(over.inputs, key=lambda t: problem.tensors[t].bytes)
     readers = graph.get_tensor_by_name(problem.tensors[logits].name).consumers()
     assert not any(map(kinds.is_gate, readers))
+    written = graph.get_operation_by_name(over.name).outputs[0]
+    assert {op.type for op in written.consumers()} == {"XlaOptimizationBarrier"}
+    assert readers_of_gradients(graph) == []
+
+
+def readers_of_gradients(graph):
     entropies = [op for op in graph.get_operations() if op.type in kinds.CROSS_ENTROPIES]
-    assert [reader for op in entropies for reader in op.outputs[1].consumers()] == []
+    return [reader for op in entropies for reader in op.outputs[1].consumers()]
+
+
+def test_a_gradient_that_is_not_written_over_logits_is_left_alone():
+    def in_another_order(logits):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(LABELS, tf.reverse(logits, [1]))
+
+    ours = functools.partial(msg.gradients, checkpoints="memory", device="h100")
+    step, inputs = head(in_another_order, ours)
+    assert readers_of_gradients(step.get_concrete_function(*inputs).graph)
 
 
 def test_what_a_barrier_waits_for_is_read_behind_it():
