@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import gradients, gradients_memory
-from scripts.benchmarks import common, gpu, notes, run, stamp, tables
+from memory_saving_gradients.graph import devices
+from scripts.benchmarks import common, gpu, notes, roofline, run, stamp, tables
 from scripts.benchmarks.fresh import fresh
 from scripts.benchmarks.peers_tensorflow import Row
 from scripts.benchmarks.render import fill
@@ -220,3 +221,38 @@ def test_what_a_gpu_did():
     _, _, *ours, _, theirs = tables.gpu_beside_jax(results).splitlines()
     assert ours[1] == "| net | ours, memory | 200 | 0.20 | 1500.0 | 1.00× |"
     assert theirs == "| net | jax.checkpoint by block | 400 | 0.36 | 1800.0 | 1.20× |"
+
+
+@pytest.mark.parametrize(
+    ("step", "side", "expected"),
+    [
+        # An H100's tensor cores do 132 × 512 multiplications of float32 a cycle, at 1.83 GHz.
+        (lambda x: x @ x, 2048, 2048**3 / (132 * 512 * 1.83e9)),
+        (lambda x: tf.nn.relu(x + 1.0) * 2.0, 2048, 2 * 4 * 2048**2 / 3.35e12),
+        (lambda x: tf.sin(x), 8, 2e-6),
+    ],
+    ids=["multiplies", "moves bytes", "is launched"],
+)
+def test_a_kernel_takes_what_the_roofline_says(step, side, expected):
+    x = tf.ones((side, side))
+    compiled = tf.function(step, jit_compile=True).experimental_get_compiler_ir(x)
+    found = roofline.seconds(compiled(stage="optimized_hlo"), "h100")
+    assert found == pytest.approx(expected, rel=0.3)
+
+
+CONVOLUTION = """HloModule step
+
+ENTRY %main (x: bf16[8,32,32,64], w: bf16[128,3,3,64]) -> bf16[8,32,32,128] {
+  %x = bf16[8,32,32,64]{3,2,1,0} parameter(0)
+  %w = bf16[128,3,3,64]{3,2,1,0} parameter(1)
+  %conv = (bf16[8,32,32,128]{3,2,1,0}, u8[0]{0}) custom-call(%x, %w), dim_labels=b01f_o01i->b01f
+}
+"""
+
+
+def test_a_convolution_of_half_precision_takes_half_as_long(monkeypatch):
+    monkeypatch.setattr(roofline, "_LAUNCH", 0.0)
+    monkeypatch.setitem(devices.DEVICES["h100"], "bandwidth", 1e30)
+    multiplied = 8 * 32 * 32 * 128 * 3 * 3 * 64
+    expected = multiplied / 2 / (132 * 512 * 1.83e9)
+    assert roofline.seconds(CONVOLUTION, "h100") == pytest.approx(expected)

@@ -1,9 +1,10 @@
 """Compiles a program for a GPU that need not be present; run as a script, without TensorFlow.
 
-    python described_gpu.py h100 step.hlo [BYTES]
+    python described_gpu.py h100 step.hlo [BYTES [OPTIMISED]]
 
-BYTES is the memory of the GPU; XLA itself recomputes what does not fit, as far as it can. The
-program is an `HloModuleProto`, or StableHLO as text in a file that ends in `.mlir`.
+BYTES is the memory of the GPU, "" for all of it; XLA itself recomputes what does not fit, as far as
+it can. OPTIMISED is a file to write the optimised program to, as text. The program is an
+`HloModuleProto`, or StableHLO as text in a file that ends in `.mlir`.
 
 Prints, as JSON, the bytes of temporaries that XLA's compiler allocates (the peak without arguments
 and results), the bytes that its kernels read and write (XLA's own count), the number of kernels
@@ -106,7 +107,7 @@ def description(gpu: str, **others: int) -> str:
     )
 
 
-def main(gpu: str, path: str, memory: str = "") -> None:
+def main(gpu: str, path: str, memory: str = "", target: str = "") -> None:
     import nvidia.cuda_nvcc
 
     (tools,) = nvidia.cuda_nvcc.__path__
@@ -139,11 +140,14 @@ def main(gpu: str, path: str, memory: str = "") -> None:
         "temporary_bytes": program.get_compiled_memory_stats().temp_size_in_bytes,
         "bytes_accessed": int(counts["bytes accessed"]),
     }
-    print(json.dumps(report | counted(optimised.to_string())))
+    text = optimised.to_string()
+    if target:
+        Path(target).write_text(text)
+    print(json.dumps(report | counted(text)))
 
 
 #: Instructions of a program optimised by XLA:GPU that run one or a few kernels each.
-_KERNELS = re.compile(
+KERNELS = re.compile(
     r" (?:fusion|custom-call|convolution|dot|copy|reduce|transpose|scatter|sort|fft|cholesky|"
     r"triangular-solve|rng-bit-generator|select-and-scatter|concatenate|dynamic-update-slice)\("
 )
@@ -152,7 +156,7 @@ _KERNELS = re.compile(
 def counted(program: str) -> dict[str, int]:
     """The numbers of kernels and loops of an optimised program, given as text."""
     entry = program[program.index("\nENTRY ") :]
-    return {"kernels": len(_KERNELS.findall(entry)), "whiles": program.count(" while(")}
+    return {"kernels": len(KERNELS.findall(entry)), "whiles": program.count(" while(")}
 
 
 if __name__ == "__main__":

@@ -148,6 +148,15 @@ def xla(results: dict) -> str:
         counts = [found[way][what] for found in results["work"].values() if way in found]
         return f"{min(counts):.2f} to {max(counts):.2f}"
 
+    def by_jax() -> str:
+        """The estimated time of `jax.checkpoint` by block, against plain JAX."""
+        times = (
+            (label, ways["jax.checkpoint by block"]["h100"], ways["JAX"]["h100"])
+            for label, ways in results["networks"].items()
+            if "JAX" in ways
+        )
+        return ", ".join(f"{a['seconds'] / b['seconds']:.2f} ({label})" for label, a, b in times)
+
     gate = results["gate_seconds"]["cpu"] * 1e6
     return "\n".join(
         [
@@ -159,6 +168,11 @@ def xla(results: dict) -> str:
             "- Bytes that the kernels read and write relative to the plain step, by XLA's count of "
             f"what it compiled: {work('memory', 'traffic')} with `memory`, "
             f"{work('speed', 'traffic')} with `speed`.",
+            "- Estimated time relative to the plain step, if every kernel met the roofline "
+            f"of an H100 (`scripts/benchmarks/roofline.py`): {work('memory', 'time_ratio')} with "
+            f"`memory`, {work('speed', 'time_ratio')} with `speed`, "
+            f"{work('budget 0.5', 'time_ratio')} with a budget of a half; `jax.checkpoint` by "
+            f"block, against plain JAX: {by_jax()}.",
             f"- A gate adds {gate:.1f} µs on this CPU.",
         ]
     )

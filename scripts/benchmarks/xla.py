@@ -30,10 +30,11 @@ from memory_saving_gradients import get_plans, gradients
 from memory_saving_gradients.graph import gate, kinds, tf_private
 from memory_saving_gradients.measure import compiled_temporaries
 from memory_saving_gradients.proving import described_gpu
+from scripts.benchmarks import roofline
 from scripts.benchmarks.common import Section, planned, timed
 from scripts.benchmarks.fresh import ROOT
 from scripts.benchmarks.models import MODELS
-from test_models import VGG16, Model, ResNet50, ViT
+from test_models import VGG16, Model, ResNet50, Transformer, ViT
 
 GPU = "h100"
 
@@ -62,6 +63,10 @@ COMPILED: dict[str, tuple[tuple[Callable[[], Model], int], str | None]] = {
     "chain, 64 layers, 2048 × 256": (MODELS["chain, 64 layers, 2048 × 256"], None),
     "GPT, 6 layers, batch 8": (MODELS["GPT, 6 layers, batch 8"], "gpt"),
     "Transformer, 4 + 4 layers, batch 32": (MODELS["Transformer, 4 + 4 layers, batch 32"], None),
+    "Transformer, 6 + 6 layers, 512 wide, 32,128 words, batch 8": (
+        (functools.partial(Transformer, 6, 512, 512, 32_128, 8), 8),
+        None,
+    ),
     "ResNet-50, 224 px, batch 64": ((functools.partial(ResNet50, 224), 64), "resnet50"),
     "ResNet-56, CIFAR, batch 128": (MODELS["ResNet-56, CIFAR, batch 128"], None),
     "U-Net, 128 px, batch 4": (MODELS["U-Net, 128 px, batch 4"], None),
@@ -155,9 +160,9 @@ def work_of(label: str) -> dict[str, dict[str, Any]]:
     step, inputs = function_of(make(), batch, tf.gradients)
     plain = operations(step, inputs)
     rows: dict[str, dict[str, Any]] = {"tf.gradients": contents(step, inputs)}
-    moved = rows["tf.gradients"]["bytes_accessed"]
-    for way in ("memory", "speed"):
-        differentiate = functools.partial(gradients, device=GPU, checkpoints=way)
+    at_first = rows["tf.gradients"]
+    for way, options in WAYS.items():
+        differentiate = functools.partial(gradients, device=GPU, **options)
         step, inputs = function_of(make(), batch, differentiate)
         ops = step.get_concrete_function(*inputs).graph.get_operations()
         rows[way] = {
@@ -165,7 +170,8 @@ def work_of(label: str) -> dict[str, dict[str, Any]]:
             "work": operations(step, inputs) / plain,
             **contents(step, inputs),
         }
-        rows[way]["traffic"] = rows[way]["bytes_accessed"] / moved
+        rows[way]["traffic"] = rows[way]["bytes_accessed"] / at_first["bytes_accessed"]
+        rows[way]["time_ratio"] = rows[way]["seconds"] / at_first["seconds"]
     if (found := blockwise(make, batch)) is not None:
         rows["tf.recompute_grad by block"] = {"work": operations(*found) / plain}
     return rows
@@ -174,19 +180,22 @@ def work_of(label: str) -> dict[str, dict[str, Any]]:
 def contents(
     step: tf.types.experimental.GenericFunction, inputs: list[tf.Tensor]
 ) -> dict[str, int]:
-    """How many kernels and loops XLA:GPU makes of a step, and the bytes that these move."""
+    """What XLA:GPU makes of a step: kernels, loops, the bytes moved, and the estimated seconds."""
     with tempfile.NamedTemporaryFile(suffix=".hlo") as file:
         Path(file.name).write_bytes(program_of(step, inputs))
         report = described(Path(file.name))
-    return {name: report[name] for name in ("kernels", "whiles", "bytes_accessed")}
+    return {name: report[name] for name in ("kernels", "whiles", "bytes_accessed", "seconds")}
 
 
-def described(path: Path, memory: int | None = None) -> dict[str, int]:
-    """What `described_gpu` says of the program in a file."""
-    command = [sys.executable, described_gpu.__file__, GPU, str(path)]
-    command += [] if memory is None else [str(memory)]
+def described(path: Path, memory: int | None = None) -> dict[str, Any]:
+    """What `described_gpu` says of the program in a file, and how long it would take."""
+    optimised = path.with_suffix(".txt")
+    limit = "" if memory is None else str(memory)
+    command = [sys.executable, described_gpu.__file__, GPU, str(path), limit, str(optimised)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(ran.stdout)
+    program = optimised.read_text()
+    optimised.unlink()
+    return json.loads(ran.stdout) | {"seconds": roofline.seconds(program, GPU)}
 
 
 def by_xla(make: Callable[[], Model], batch: int, folder: Path, plain: int) -> int:
@@ -197,12 +206,13 @@ def by_xla(make: Callable[[], Model], batch: int, folder: Path, plain: int) -> i
     return min(described(path, int(share * plain))["temporary_bytes"] for share in _LIMITS)
 
 
-def in_jax(network: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """The bytes of each way of `jax.checkpoint`."""
+def in_jax(network: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The bytes, and the estimated seconds, of each way of `jax.checkpoint`."""
     command = [sys.executable, "-m", "scripts.benchmarks.peers_jax", network, str(folder)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for way, file in json.loads(ran.stdout.splitlines()[-1]).items():
-        yield way, described(folder / file)["temporary_bytes"]
+        report = described(folder / file)
+        yield way, {"bytes": report["temporary_bytes"], "seconds": report["seconds"]}
 
 
 def rows_of(label: str) -> dict[str, dict[str, Any]]:
@@ -223,8 +233,8 @@ def rows_of(label: str) -> dict[str, dict[str, Any]]:
             size = compiled_temporaries(step, *inputs, device=GPU)
             rows["tf.recompute_grad by block"] = {GPU: {"bytes": size}}
         rows["XLA's own rematerialisation"] = {GPU: {"bytes": by_xla(make, batch, folder, plain)}}
-        for way, size in in_jax(network, folder) if network else ():
-            rows[way] = {GPU: {"bytes": size}}
+        for way, taken in in_jax(network, folder) if network else ():
+            rows[way] = {GPU: taken}
     return rows
 
 
