@@ -236,8 +236,8 @@ def test_what_a_gpu_did():
 def test_a_kernel_takes_what_the_roofline_says(step, side, expected):
     x = tf.ones((side, side))
     compiled = tf.function(step, jit_compile=True).experimental_get_compiler_ir(x)
-    found = roofline.seconds(compiled(stage="optimized_hlo"), "h100")
-    assert found == pytest.approx(expected, rel=0.3)
+    found = roofline.estimate(compiled(stage="optimized_hlo"), "h100")
+    assert found.seconds == pytest.approx(expected, rel=0.3)
 
 
 CONVOLUTION = """HloModule step
@@ -253,6 +253,6 @@ ENTRY %main (x: bf16[8,32,32,64], w: bf16[128,3,3,64]) -> bf16[8,32,32,128] {
 def test_a_convolution_of_half_precision_takes_half_as_long(monkeypatch):
     monkeypatch.setattr(roofline, "_LAUNCH", 0.0)
     monkeypatch.setitem(devices.DEVICES["h100"], "bandwidth", 1e30)
-    multiplied = 8 * 32 * 32 * 128 * 3 * 3 * 64
-    expected = multiplied / 2 / (132 * 512 * 1.83e9)
-    assert roofline.seconds(CONVOLUTION, "h100") == pytest.approx(expected)
+    found = roofline.estimate(CONVOLUTION, "h100")
+    assert found.multiplications == 8 * 32 * 32 * 128 * 3 * 3 * 64 / 2
+    assert found.seconds == pytest.approx(found.multiplications / (132 * 512 * 1.83e9))

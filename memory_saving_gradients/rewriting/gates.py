@@ -86,6 +86,7 @@ class Gates(Holding):
                 self._write_losses(copies)
 
     def _write_losses(self, copies: Mapping[str, tf.Operation]) -> None:
+        """Makes XLA:GPU write each loss to memory, and gradients of logits over these."""
         for op in self.losses:
             gate.write_out(op.outputs[0])
         for op in (*self.losses, *copies.values()):

@@ -162,7 +162,7 @@ def xla(results: dict) -> str:
         [
             f"- Predicted peaks differ from allocated ones by {errors[low]:+.0%} ({low}) to "
             f"{errors[high]:+.0%} ({high}).",
-            "- Floating point operations relative to the plain step, by XLA's count of the GPU "
+            "- Multiplications of products and convolutions relative to the plain step, in the GPU "
             f"programs: {work('memory')} with `memory`, {work('speed')} with `speed`, "
             f"{work('tf.recompute_grad by block')} with `tf.recompute_grad`.",
             "- Bytes that the kernels read and write relative to the plain step, by XLA's count of "

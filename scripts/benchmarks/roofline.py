@@ -48,8 +48,18 @@ class Instruction(NamedTuple):
     rest: str
 
 
-def seconds(program: str, gpu: str) -> float:
-    """The seconds of one run.
+class Estimate(NamedTuple):
+    """What one run of a program takes: seconds, and multiplications of products and convolutions.
+
+    Two multiplications of half precision count as one.
+    """
+
+    seconds: float
+    multiplications: float
+
+
+def estimate(program: str, gpu: str) -> Estimate:
+    """What one run takes.
 
     Args:
         program: the optimised program, as text.
@@ -62,7 +72,7 @@ def seconds(program: str, gpu: str) -> float:
         found[1]: sum(map(_work, _instructions(found[0], arrays)))
         for found in _COMPUTATION.finditer(program)
     }
-    total = 0.0
+    total = all_work = 0.0
     for one in _instructions(program[program.index("\nENTRY ") :], arrays):
         if KERNELS.match(f" {one.kind}("):
             called = re.search(r"calls=%([\w.-]+)", one.rest)
@@ -70,7 +80,8 @@ def seconds(program: str, gpu: str) -> float:
             moved = sum(array.bytes for array in (*one.made, *one.read))
             at_bandwidth = moved / (device["bandwidth"] * 1e3)
             total += max(_LAUNCH, at_bandwidth, multiplied / a_second)
-    return total
+            all_work += multiplied
+    return Estimate(total, all_work)
 
 
 def _arrays(kind: str) -> list[Array]:
@@ -92,10 +103,7 @@ def _instructions(text: str, arrays: Mapping[str, list[Array]]) -> Iterator[Inst
 
 
 def _work(one: Instruction) -> float:
-    """The multiplications of an instruction; two of half precision count as one.
-
-    Element-wise ones are not counted.
-    """
+    """The multiplications of an instruction, as an `Estimate` counts them."""
     if labels := _LABELS.search(one.rest):
         arrays = dict(zip(("lhs", "rhs", "out"), (*one.read[:2], one.made[0]), strict=True))
         # The labels are those of the convolution, of which this may be a gradient.

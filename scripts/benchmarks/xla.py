@@ -145,46 +145,35 @@ def program_of(step: tf.types.experimental.GenericFunction, inputs: list[tf.Tens
     return tf_private.for_stablehlo(program)
 
 
-def operations(step: tf.types.experimental.GenericFunction, inputs: list[tf.Tensor]) -> float:
-    """The floating point operations of what TensorFlow hands to XLA."""
-    from jax._src.lib import _jax, xla_client  # of the extra
-
-    computation = xla_client.XlaComputation(program_of(step, inputs))
-    client = xla_client.make_cpu_client()
-    return _jax.hlo_module_cost_analysis(client, computation.get_hlo_module())["flops"]
-
-
 def work_of(label: str) -> dict[str, dict[str, Any]]:
     """What each way computes, against the plain step, and what its program consists of."""
     (make, batch), _ = COMPILED[label]
     step, inputs = function_of(make(), batch, tf.gradients)
-    plain = operations(step, inputs)
-    rows: dict[str, dict[str, Any]] = {"tf.gradients": contents(step, inputs)}
-    at_first = rows["tf.gradients"]
+    plain = contents(step, inputs)
+    rows: dict[str, dict[str, Any]] = {"tf.gradients": plain}
     for way, options in WAYS.items():
         differentiate = functools.partial(gradients, device=GPU, **options)
         step, inputs = function_of(make(), batch, differentiate)
         ops = step.get_concrete_function(*inputs).graph.get_operations()
-        rows[way] = {
-            "gates": sum(map(kinds.is_gate, ops)),
-            "work": operations(step, inputs) / plain,
-            **contents(step, inputs),
-        }
-        rows[way]["traffic"] = rows[way]["bytes_accessed"] / at_first["bytes_accessed"]
-        rows[way]["time_ratio"] = rows[way]["seconds"] / at_first["seconds"]
+        rows[way] = {"gates": sum(map(kinds.is_gate, ops))} | contents(step, inputs)
     if (found := blockwise(make, batch)) is not None:
-        rows["tf.recompute_grad by block"] = {"work": operations(*found) / plain}
+        rows["tf.recompute_grad by block"] = contents(*found)
+    for row in rows.values():
+        row["work"] = row["multiplications"] / plain["multiplications"]
+        row["traffic"] = row["bytes_accessed"] / plain["bytes_accessed"]
+        row["time_ratio"] = row["seconds"] / plain["seconds"]
     return rows
 
 
 def contents(
     step: tf.types.experimental.GenericFunction, inputs: list[tf.Tensor]
-) -> dict[str, int]:
-    """What XLA:GPU makes of a step: kernels, loops, the bytes moved, and the estimated seconds."""
+) -> dict[str, Any]:
+    """What XLA:GPU makes of a step: kernels, loops, bytes moved, and the roofline's estimate."""
     with tempfile.NamedTemporaryFile(suffix=".hlo") as file:
         Path(file.name).write_bytes(program_of(step, inputs))
         report = described(Path(file.name))
-    return {name: report[name] for name in ("kernels", "whiles", "bytes_accessed", "seconds")}
+    del report["temporary_bytes"]
+    return report
 
 
 def described(path: Path, memory: int | None = None) -> dict[str, Any]:
@@ -195,7 +184,7 @@ def described(path: Path, memory: int | None = None) -> dict[str, Any]:
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     program = optimised.read_text()
     optimised.unlink()
-    return json.loads(ran.stdout) | {"seconds": roofline.seconds(program, GPU)}
+    return json.loads(ran.stdout) | roofline.estimate(program, GPU)._asdict()
 
 
 def by_xla(make: Callable[[], Model], batch: int, folder: Path, plain: int) -> int:
