@@ -158,6 +158,7 @@ def xla(results: dict) -> str:
         return ", ".join(f"{a['seconds'] / b['seconds']:.2f} ({label})" for label, a, b in times)
 
     gate = results["gate_seconds"]["cpu"] * 1e6
+    adds = f"{gate:.1f} µs" if gate >= 0.05 else "less than 0.1 µs"
     return "\n".join(
         [
             f"- Predicted peaks differ from allocated ones by {errors[low]:+.0%} ({low}) to "
@@ -173,7 +174,7 @@ def xla(results: dict) -> str:
             f"`memory`, {work('speed', 'time_ratio')} with `speed`, "
             f"{work('budget 0.5', 'time_ratio')} with a budget of a half; `jax.checkpoint` by "
             f"block, against plain JAX: {by_jax()}.",
-            f"- A gate adds {gate:.1f} µs on this CPU.",
+            f"- A gate adds {adds} on this CPU.",
         ]
     )
 
