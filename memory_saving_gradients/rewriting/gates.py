@@ -205,7 +205,7 @@ def _handed_on(reading: Reading, schedule: Schedule) -> dict[int, list[tf.Tensor
 def _may_pass(problem: Problem, op: Op, tensor: int) -> bool:
     """Whether `op` may read a tensor through a barrier: XLA writes over nothing behind one."""
     sizes = problem.sizes
-    return not op.in_place_rewritten or sizes[tensor] != max(sizes[t] for t in op.outputs)
+    return not op.in_place_rewritten or all(sizes[tensor] != sizes[t] for t in op.outputs)
 
 
 def _since(reading: Reading, entries: Schedule) -> list[tf.Operation]:

@@ -34,8 +34,13 @@ NEEDS_COMPILER = pytest.mark.skipif(
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("name", ["chain", "unet", "resnet50", "densenet"])
-@pytest.mark.parametrize("strategy", ["memory", "speed"])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        *((name, "speed") for name in ("chain", "unet", "resnet50", "densenet")),
+        *((name, "memory") for name in ("unet", "densenet")),  # others are packed with gaps
+    ],
+)
 @pytest.mark.slow
 def test_predictions_hold(name, strategy):
     step, inputs = compiled_step(name, strategy, device="h100")
