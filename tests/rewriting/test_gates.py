@@ -13,6 +13,7 @@ from memory_saving_gradients.pipeline import fitting
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.rewriting.run import COPY
 from memory_saving_gradients.runtimes.xla import Xla
+from test_models import GPT
 from tests.doors.test_tape import USES, X, traced, weights
 from tests.test_xla import assert_close, assert_same, compiled_step
 
@@ -170,6 +171,19 @@ def test_a_gradient_that_is_not_written_over_logits_is_left_alone():
     ours = functools.partial(msg.gradients, checkpoints="memory", device="h100")
     step, inputs = head(in_another_order, ours)
     assert readers_of_gradients(step.get_concrete_function(*inputs).graph)
+
+
+def test_logits_in_pieces_that_are_too_small_to_count():
+    model = GPT(layers=4, width=64, length=64, vocabulary=64, heads=2)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(tokens):
+        loss = model.loss(tokens)
+        return msg.gradients(loss, model.variables, checkpoints="memory", pieces=64, device="h100")
+
+    graph = step.get_concrete_function(*map(tf.constant, model.example(8))).graph
+    (plan,) = msg.get_plans(graph)
+    assert any(op.in_place_rewritten and not op.outputs for op in plan.problem.ops)
 
 
 def test_what_a_barrier_waits_for_is_read_behind_it():
