@@ -38,7 +38,11 @@ NEEDS_COMPILER = pytest.mark.skipif(
     ("name", "strategy"),
     [
         *((name, "speed") for name in ("chain", "unet", "resnet50", "densenet")),
-        *((name, "memory") for name in ("unet", "densenet")),  # others are packed with gaps
+        *((name, "memory") for name in ("unet", "densenet")),
+        *(
+            pytest.param(name, "memory", marks=pytest.mark.xfail(reason="packed with gaps"))
+            for name in ("chain", "resnet50")
+        ),
     ],
 )
 @pytest.mark.slow
