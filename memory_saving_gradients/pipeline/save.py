@@ -146,6 +146,7 @@ def plan_updates(updates: tf.Operation) -> None:
         return
     for take_back in reversed(edits):
         take_back()
+    step = with_updates(asked.backward, updates)  # which no longer need copies
     _save_memory([dataclasses.replace(asked, backward=step)])
     _under_way.last = None
 

@@ -65,9 +65,10 @@ _CUTS = (1.0, 1.01, 1.02, 1.035, 1.05, 1.1, 1.2, 1.3)
 _LOWER_ROUNDS = 4
 _LOWER = 0.01
 
-# Within an overhead, the peak is then lowered to these shares of it, at most so many times.
-_SMALL_STEPS, _SMALL_STEP = 8, 0.98
-_STEPS, _STEP = 2, 0.95
+# The peak is then lowered by a share of it, by half of that share where it cannot be, and so on:
+# the first share, the least one, and how often. First by short searches, then by whole ones.
+_STEPS = (0.1, 0.01, 16)
+_LAST_STEPS = (0.05, 0.05, 2)
 
 # The temperature of the search that runs no expensive op twice: it has fewer schedules to explore.
 _HOTTER = 1e-2
@@ -173,18 +174,17 @@ def _improved(
 
 
 def lowest(
-    problem: Problem,
-    most_runs: int = UNBOUNDED,
-    max_overhead: float = math.inf,
-    cut: Schedule | None = None,
+    problem: Problem, most_runs: int = UNBOUNDED, max_overhead: float = math.inf
 ) -> Schedule:
     """The schedule of the lowest peak found; `within` meets any budget down to it.
+
+    Searches that lower the peak as they cool down spend all that is allowed early. So we then look
+    for cheap schedules of ever lower peaks.
 
     Args:
         problem: the step.
         most_runs: how often an op may run.
         max_overhead: the extra cost allowed, as a share of the cost of the plain step.
-        cut: the `best_cut`, if it is known.
     """
     plain: Schedule = range(len(problem.ops))
     if not problem.may_repeat.any():
@@ -196,7 +196,7 @@ def lowest(
         candidate = lowered(problem, start, most_runs, moves, HOT, seed, most_cost)
         return candidate if _cost(problem, candidate) <= most_cost else plain
 
-    starts = [plain, *_low(problem, max_overhead, best_cut(problem) if cut is None else cut)]
+    starts = [plain, *_low(problem, max_overhead)]
     starts = [start for start in starts if times_run(problem, start) <= most_runs]
     best = lowest_of(problem, map(lower, reported(starts)))
     best = lowest_of(problem, [best, reordered(problem, best)])
@@ -204,14 +204,15 @@ def lowest(
         before, best = best, lower(best, round_)
         if _peak(problem, best) > (1 - _LOWER) * _peak(problem, before):
             break
-    return best
+
+    def cheap(best: Schedule, budget: int, round_: int) -> Schedule | None:
+        return annealed(problem, best, budget, most_runs, moves, seed=round_)
+
+    return _stepped_down(problem, best, most_cost, _STEPS, cheap)
 
 
 def affordable(problem: Problem, max_overhead: float, most_runs: int = UNBOUNDED) -> Schedule:
     """The schedule of the lowest peak found within an overhead.
-
-    `lowest` lowers the peak as it cools down. We then look for cheaper schedules of a little lower
-    peaks, as long as we find affordable ones, and at last for the cheapest of a lower budget.
 
     Args:
         problem: the step.
@@ -219,42 +220,46 @@ def affordable(problem: Problem, max_overhead: float, most_runs: int = UNBOUNDED
         most_runs: how often an op may run.
     """
     most_cost = (1 + max_overhead) * problem.costs.sum()
-    moves = most_moves(problem) // 8
 
-    def again(best: Schedule, budget: int, round_: int) -> Schedule | None:
-        return annealed(problem, best, budget, most_runs, moves, seed=round_)
-
-    def anew(best: Schedule, budget: int, round_: int) -> Schedule | None:
-        return within(problem, budget, most_runs)
+    def cheapest_within(best: Schedule, budget: int, round_: int) -> Schedule:
+        return within(problem, budget, most_runs, best)
 
     best = lowest(problem, most_runs, max_overhead)
-    best = _stepped_down(problem, best, most_cost, _SMALL_STEP, _SMALL_STEPS, again)
-    return _stepped_down(problem, best, most_cost, _STEP, _STEPS, anew)
+    return _stepped_down(problem, best, most_cost, _LAST_STEPS, cheapest_within)
 
 
 def _stepped_down(
     problem: Problem,
     best: Schedule,
     most_cost: float,
-    step: float,
-    times: int,
+    steps: tuple[float, float, int],
     search: Callable[[Schedule, int, int], Schedule | None],
 ) -> Schedule:
-    """The last schedule within the cost of searches for a share `step` of the peak before."""
+    """The last schedule within the cost of searches for ever lower peaks.
+
+    Args:
+        problem: the step.
+        best: a schedule to start from.
+        most_cost: the cost allowed, in seconds.
+        steps: the share by which the peak is lowered first, the least such share, and how often. It
+            is halved where a step cannot be made.
+        search: called with a schedule, a budget in bytes and the number of the step.
+    """
+    step, least, times = steps
     for round_ in reported(range(times)):
-        budget = int(step * _peak(problem, best))
+        budget = int((1 - step) * _peak(problem, best))
         found = search(best, budget, round_)
-        if not found:
+        simulation = simulate(problem, found or best)
+        if simulation.peak <= budget and simulation.cost <= most_cost:
+            best = found or best
+        elif (step := step / 2) < least:
             break
-        simulation = simulate(problem, found)
-        if simulation.peak > budget or simulation.cost > most_cost:
-            break
-        best = found
     return best
 
 
-def _low(problem: Problem, max_overhead: float, cut: Schedule) -> Iterator[Schedule]:
+def _low(problem: Problem, max_overhead: float) -> Iterator[Schedule]:
     """Schedules of a low peak to start from, if there are any within the overhead."""
+    cut = best_cut(problem)
     if _cost(problem, cut) <= (1 + max_overhead) * problem.costs.sum():
         yield cut
         return

@@ -4,54 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from memory_saving_gradients.planning.anneal import lowered
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.keep import keeping
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import (
     UNBOUNDED,
-    best_cut,
     lowest,
-    lowest_of,
-    most_moves,
     within,
     without_expensive,
     without_third_runs,
 )
 from memory_saving_gradients.planning.simulate import simulate
 
-# The overhead allowed for a low peak where ops run more than twice.
-_MORE = 0.25
+# The overhead beyond which the frontier has no knee.
+_KNEE = 0.25
 
 #: The share by which "memory" may exceed the lowest peak, as the last bytes are expensive to save.
 NEAR = 0.05
 
 
 def memory(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
-    """The cheapest schedule found near a low peak."""
-    floor = low(problem, most_runs)
-    return within(problem, int((1 + NEAR) * simulate(problem, floor).peak), most_runs, floor)
-
-
-def low(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
-    """The lowest peak found with every op run at most twice, or at an overhead of a quarter."""
-    problem = without_third_runs(problem)  # a third run of a loop lowers the peak by little
-    cut = best_cut(problem)
-    twice = lowered(problem, cut, min(2, most_runs), most_moves(problem) // 8)
-    return lowest_of(problem, [twice, lowest(problem, most_runs, _MORE, cut)])
+    """The cheapest schedule found near the lowest peak at the cost of one more forward pass."""
+    forward = problem.costs[: problem.forward_count].sum()
+    return _near_lowest(problem, most_runs, float(forward / max(problem.costs.sum(), 1e-300)))
 
 
 def speed(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
-    """Like `memory`, but no expensive op runs twice."""
-    return memory(without_expensive(problem), most_runs)
+    """The cheapest schedule found near the lowest peak at which no expensive op runs twice."""
+    return _near_lowest(without_expensive(problem), most_runs, _KNEE)
 
 
 def auto(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
     """The knee: most of what `memory` saves, for less."""
     if not problem.may_repeat.any():
         return range(len(problem.ops))
-    return at_knee(problem, memory(problem, most_runs), most_runs)
+    return at_knee(problem, _near_lowest(problem, most_runs, _KNEE), most_runs)
+
+
+def _near_lowest(problem: Problem, most_runs: int, max_overhead: float) -> Schedule:
+    """The cheapest schedule found near the lowest peak within an overhead."""
+    # A third run of a loop lowers the peak by little.
+    floor = lowest(without_third_runs(problem), most_runs, max_overhead)
+    return within(problem, int((1 + NEAR) * simulate(problem, floor).peak), most_runs, floor)
 
 
 def articulation(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
@@ -83,8 +78,8 @@ def _value(problem: Problem, schedule: Schedule) -> tuple[int, float]:
 
 #: What each strategy chooses, in one line.
 WHAT = {
-    "memory": "near the lowest peak with every op run at most twice, or with a quarter more "
-    "computing; auto, max_overhead= and memory_budget= cost less time",
+    "memory": "near the lowest peak at the cost of one more forward pass; auto, max_overhead= and "
+    "memory_budget= cost less time",
     "speed": "near the lowest peak with only cheap ops recomputed",
     "auto": "the knee, beyond which saving memory costs much more time",
     "articulation": "√n of the tensors where the network is one tensor wide, the textbook method",

@@ -293,7 +293,7 @@ def test_copies_keep_device_and_attributes(graph):
         h = x
         for _ in range(12):
             h = tf.nn.leaky_relu(h, alpha=0.3)
-    gradients(h, x, checkpoints="memory")
+    gradients(h, x, checkpoints="memory", max_recompute=1)
     copies = [op for op in graph.get_operations() if COPY in op.name]
     assert copies
     for copy in copies:

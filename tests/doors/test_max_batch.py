@@ -48,8 +48,9 @@ def found():
 
 def test_the_ways_are_in_order(found):
     sizes = {name: way.batch_size for name, way in found.ways.items()}
-    assert 0 < sizes["plain"] <= sizes["speed"] < sizes["memory"] <= sizes["33% extra cost"]
-    assert sizes["plain"] <= sizes["10% extra cost"] <= sizes["20% extra cost"]
+    assert 0 < sizes["plain"] <= sizes["speed"] < sizes["memory"]
+    shares = [sizes[f"{share}% extra cost"] for share in (10, 20, 33)]
+    assert [sizes["plain"], *shares] == sorted([sizes["plain"], *shares])
     for name, way in found.ways.items():
         assert way.bytes <= MEMORY
         if "%" in name:
@@ -80,7 +81,7 @@ def test_an_answer_was_planned_at_that_size(found):
     fixed = found.variables_bytes + way.batch_size * WIDTH * 4
     # It was found on a line through other batches: its costs differ a little, and so does the plan.
     assert way.bytes == pytest.approx(plan.peak_bytes + fixed, rel=0.05)
-    assert way.overhead == pytest.approx(plan.overhead, abs=0.02)
+    assert way.overhead == pytest.approx(plan.overhead, abs=0.05)
 
 
 def test_a_step_that_grows_faster_than_its_batch_is_read_at_every_answer():

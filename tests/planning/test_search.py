@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 
 from memory_saving_gradients.planning.bounds import one_cut
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor, baseline, copied
-from memory_saving_gradients.planning.search import UNBOUNDED, lowest, pinning, within
+from memory_saving_gradients.planning.search import (
+    UNBOUNDED,
+    lowest,
+    pinning,
+    within,
+    without_third_runs,
+)
 from memory_saving_gradients.planning.simulate import simulate
-from memory_saving_gradients.planning.strategies import low
 from tests.planning.brute_force import cheapest
 from tests.planning.problems import chain, problems
 from tests.replay import replay
@@ -44,7 +49,7 @@ def test_a_loop_whose_rounds_run_again_is_not_run_a_third_time_if_told_so(step, 
         step, ops=tuple(dataclasses.replace(op, again=loop) for op, loop in pairs)
     )
     budget = int(share * simulate(step, baseline(step)).peak)
-    for schedule in (within(step, budget, 2), lowest(step, 2), low(step)):
+    for schedule in (within(step, budget, 2), lowest(step, 2), lowest(without_third_runs(step))):
         counts = Counter(np.asarray(schedule).tolist())
         assert all(counts[i] == 1 for i, op in enumerate(step.ops) if op.again)
 
