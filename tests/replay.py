@@ -6,6 +6,7 @@ from memory_saving_gradients.planning.problem import Problem
 def replay(problem: Problem, schedule) -> int:
     """Runs a schedule step by step with reference counts; returns the peak, checks the rules."""
     produced = {t for op in problem.ops for t in op.outputs}
+    forward = {t for op in problem.ops if not op.backward for t in op.outputs}
     seen_before: dict[int, int] = {}
     for index in schedule:
         op = problem.ops[index]
@@ -41,7 +42,9 @@ def replay(problem: Problem, schedule) -> int:
         total = sum(problem.tensors[t].bytes for t, _ in [*held, *fresh]) + op.workspace
         if op.in_place:
             sizes = {problem.tensors[t].bytes for t in op.outputs}
-            last = [problem.tensors[t].bytes for t, r in inputs if max(readers[t, r]) == run]
+            behind = forward if problem.barriers and op.backward else ()
+            over = [(t, r) for t, r in inputs if t not in behind]
+            last = [problem.tensors[t].bytes for t, r in over if max(readers[t, r]) == run]
             total -= max((size for size in last if size in sizes), default=0)
         peak = max(peak, total)
         held.update(fresh)

@@ -97,6 +97,8 @@ class Problem:
             op i begins, ~i where it ends. By default the ops run one by one.
         waits: for each op the ops that it waits for, directly or through ops that are left out
             here; None where the order of the ops is fixed.
+        barriers: whether backward ops of the rewritten step read what the forward pass makes
+            through barriers: nothing is written over what lies behind one.
     """
 
     ops: tuple[Op, ...]
@@ -104,6 +106,7 @@ class Problem:
     results: frozenset[int] = frozenset()
     as_executed: tuple[int, ...] = ()
     waits: tuple[tuple[int, ...], ...] | None = None
+    barriers: bool = False
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -118,7 +121,9 @@ class Problem:
         ops = [_all_but_the_name(op) for op in self.ops]
         sizes = [tensor.bytes for tensor in self.tensors]
         return hashlib.sha256(
-            repr((ops, sizes, sorted(self.results), self.as_executed, self.waits)).encode()
+            repr(
+                (ops, sizes, sorted(self.results), self.as_executed, self.waits, self.barriers)
+            ).encode()
         ).hexdigest()
 
     @functools.cached_property
@@ -198,15 +203,21 @@ class Problem:
     @functools.cached_property
     def reads(self) -> Edges:
         """The tensors that each op reads and that an op of the step makes."""
-        here = self.made_here
+        here, size = self.made_here, self.sizes.tolist()
         rows = [[t for t in op.inputs if t in here] for op in self.ops]
-        size = self.sizes.tolist()
         fits = [
-            op.in_place and any(size[made] == size[t] for made in op.outputs)
+            op.in_place
+            and any(size[made] == size[t] for made in op.outputs)
+            and not self._behind_barrier(op, t)
             for op, row in zip(self.ops, rows, strict=True)
             for t in row
         ]
         return _edges(rows, fits)
+
+    def _behind_barrier(self, op: Op, tensor: int) -> bool:
+        """Whether the rewritten op reads a tensor of the forward pass through a barrier."""
+        of_forward = op.backward and not self.ops[self.made_by[tensor]].backward
+        return self.barriers and of_forward and not op.in_place_rewritten
 
     @functools.cached_property
     def makes(self) -> Edges:

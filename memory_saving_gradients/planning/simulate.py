@@ -134,7 +134,8 @@ def plain_timeline(problem: Problem) -> np.ndarray:
     begin[events[begins]], end[~events[ends]] = begins, ends
     maker, made = problem.makes.of(ops)
     reader, read = problem.reads.of(ops)
-    made, tensor, fits = problem.makes.tensor[made], problem.reads.tensor[read], problem.reads.fits
+    reads = (dataclasses.replace(problem, barriers=False) if problem.barriers else problem).reads
+    made, tensor, fits = problem.makes.tensor[made], reads.tensor[read], reads.fits
     # The readers of each tensor in the order in which they end; the last one may write over it if
     # all others have ended before it begins.
     order = np.lexsort((end[reader], tensor))

@@ -17,6 +17,29 @@ def stretches(problem: Problem, schedule: Schedule) -> list[tuple[int, int]]:
     )
 
 
+def parts(problem: Problem, schedule: Schedule) -> list[tuple[int, int]]:
+    """The stretches, each cut where an expensive op needs nothing of what comes before it there.
+
+    Else XLA would run all expensive ops of a stretch first, and then compute what is made of them
+    in one kernel. A cheap op that reads an expensive one must come before the cut.
+    """
+    found = []
+    for start, end in stretches(problem, schedule):
+        made: set[int] = set()  # by expensive ops, or of what they make
+        is_read = False
+        for place in range(start, end):
+            op = problem.ops[schedule[place]]
+            depends = not made.isdisjoint(op.inputs)
+            if op.expensive and is_read and not depends:
+                found.append((start, place))
+                start, made, is_read = place, set(), False
+            is_read |= depends and not op.expensive
+            if op.expensive or depends:
+                made.update(op.outputs)
+        found.append((start, end))
+    return found
+
+
 def fewer_stretches(problem: Problem, schedule: Schedule, most: int) -> Schedule:
     """Moves each stretch to right after the previous one, where the peak allows it.
 

@@ -174,6 +174,7 @@ class Plan(PlanData):
                 results=frozenset(problem["results"]),
                 as_executed=tuple(problem["as_executed"]),
                 waits=_tuples(problem["waits"]),
+                barriers=problem["barriers"],
             )
             content["labels"] = Labels(**labels | {n: frozenset(labels[n]) for n in _SETS})
             content["growing"] = functools.partial(_saved, content["growing"])
@@ -316,7 +317,7 @@ class Plan(PlanData):
 
 
 # The version of the file format.
-_FORMAT = 7
+_FORMAT = 8
 
 # The labels that are sets.
 _SETS = ("of_weights", "sums", "updates")

@@ -315,7 +315,7 @@ def _problem(
     live_out = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
     if step.runtime.results_apart:
         tensors = [Tensor(t.name, 0 if i in live_out else t.bytes) for i, t in enumerate(tensors)]
-    return Problem(tuple(made), tuple(tensors), live_out)
+    return Problem(tuple(made), tuple(tensors), live_out, barriers=step.runtime.barriers)
 
 
 def _reuses(op: tf.Operation, runtime: Runtime, tensor_of: Container[str]) -> bool:

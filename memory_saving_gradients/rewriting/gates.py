@@ -14,7 +14,7 @@ from memory_saving_gradients.graph import gate, kinds, order, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.gate import Gate
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, copied
-from memory_saving_gradients.planning.stretches import stretches
+from memory_saving_gradients.planning.stretches import parts, stretches
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.run import COPY, Holding, Run
 from memory_saving_gradients.runtimes.xla import (
@@ -130,16 +130,6 @@ def _write_over_logits(op: tf.Operation) -> None:
     tf_private.reroute(op.outputs[1], tf.exp(logits - most) / total - labels)
 
 
-def _between(reading: Reading, schedule: Schedule) -> list[tuple[int, int, int]]:
-    """The stretches of recomputed ops, with a gate before each.
-
-    Returns:
-        For each the start of the previous one, its own start, and the start of the next one.
-    """
-    starts = [start for start, _ in stretches(reading.problem, schedule)]
-    return [*zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False)]
-
-
 def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     """The gates of a schedule, each by the place that it comes before.
 
@@ -148,7 +138,8 @@ def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     """
     returned = {t.name for t in reading.step.results}
     gates = {}
-    for before, start, end in _between(reading, schedule):
+    starts = [start for start, _ in stretches(reading.problem, schedule)]
+    for before, start, end in zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False):
         ops = _since(reading, schedule[before:start])
         read = {t.name for op in ops for t in op.inputs}
         unread = (t for op in ops for t in op.outputs if t.name not in read)
@@ -165,25 +156,39 @@ def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     from them with the original.
 
     Behind the forward pass and each stretch, there is a barrier for what later ops read: otherwise
-    XLA may also keep what it computes from these tensors, or what they are computed from.
+    XLA may also keep what it computes from these tensors, or what they are computed from. What they
+    read of the backward pass passes as well: otherwise XLA may run them before the stretch.
     """
     results = {kinds.owner(t).name for t in reading.step.results}
-    gates = {end: Gate(tensors) for end, tensors in _handed_on(reading, schedule).items()}
-    for before, start, end in _between(reading, schedule):
+    places = parts(reading.problem, schedule)
+    starts = [start for start, _ in places]
+    passing = _handed_on(reading, schedule, places)
+    ahead = zip([0, *starts], places, [*starts[1:], len(schedule)], strict=False)
+    for before, (start, end), after in ahead:
         outputs = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
-        entries = schedule[start:end]
-        passes = _read(reading, entries, of_backward=True) + _sources(reading, entries)
-        passes += [t for t in outputs if t.name in results and gate.may_wait(t)]
-        passes += gates[start].tensors if start in gates else []
-        gates[start] = Gate([*{t.name: t for t in passes}.values()])
-    return {place: opening for place, opening in gates.items() if opening.tensors}
+        entries = schedule[start:after]
+        passing[start] = [
+            *_read(reading, entries, of_backward=True),
+            *_sources(reading, entries),
+            *(t for t in outputs if t.name in results and gate.may_wait(t)),
+            *passing.get(start, []),
+        ]
+        read = _read(reading, schedule[end:after], of_backward=True)
+        passing[end] += [t for t in read if t.op.name in reading.new]
+    return {
+        place: Gate([*{t.name: t for t in tensors}.values()])
+        for place, tensors in passing.items()
+        if tensors
+    }
 
 
-def _handed_on(reading: Reading, schedule: Schedule) -> dict[int, list[tf.Tensor]]:
+def _handed_on(
+    reading: Reading, schedule: Schedule, places: Sequence[tuple[int, int]]
+) -> dict[int, list[tf.Tensor]]:
     """What the forward pass, and each stretch, makes and later ops read, by the place behind it."""
     problem, graph = reading.problem, reading.step.graph
     first, _ = copied(problem, schedule)
-    start_of = {end: start for start, end in [(0, first), *stretches(problem, schedule)]}
+    start_of = {end: start for start, end in [(0, first), *places]}
     handed_on: dict[int, list[tf.Tensor]] = {}
     read: dict[int, tuple[int, int]] = {}  # by later entries, before it is made again: the next one
     for place in range(len(schedule), 0, -1):

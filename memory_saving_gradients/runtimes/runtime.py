@@ -56,6 +56,11 @@ class Runtime(abc.ABC):
     def __init__(self, device: Device) -> None:
         self.device = device
 
+    @property
+    def barriers(self) -> bool:
+        """Whether a rewritten step reads kept and recomputed tensors through barriers."""
+        return False
+
     @abc.abstractmethod
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
         """Bytes of scratch space that `op` uses while it runs, besides inputs and outputs."""

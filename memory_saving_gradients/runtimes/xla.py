@@ -39,6 +39,10 @@ class Xla(Runtime):
         """Whether it is XLA:GPU: for a described GPU, or on a machine that has one."""
         return self.device["type"] == "GPU" or bool(tf.config.list_physical_devices("GPU"))
 
+    @property
+    def barriers(self) -> bool:
+        return self.on_gpu  # XLA:CPU moves ops across them
+
     def kernels(
         self,
         operations: Sequence[tf.Operation],

@@ -13,6 +13,7 @@ def cheapest(problem: Problem, budget: int) -> float | None:
     """
     ops = problem.ops
     here = problem.made_here
+    made_by = {t: index for index, op in enumerate(ops) for t in op.outputs}
     size = [t.bytes for t in problem.tensors]
     every = frozenset(range(len(ops)))
     start = (frozenset(), frozenset())
@@ -48,7 +49,8 @@ def cheapest(problem: Problem, budget: int) -> float | None:
             if need <= budget:
                 reach((after, ran | {index}), cost + seconds)
             for tensor in inputs if op.in_place else ():
-                fits = any(size[made] == size[tensor] for made in op.outputs)
+                behind = problem.barriers and op.backward and not ops[made_by[tensor]].backward
+                fits = not behind and any(size[made] == size[tensor] for made in op.outputs)
                 if fits and need - size[tensor] <= budget:
                     reach((after - {tensor}, ran | {index}), cost + seconds)
     return None

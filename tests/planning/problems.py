@@ -55,7 +55,8 @@ def problems(draw, most_forward: int = 12) -> Problem:
         read = draw(st.lists(st.integers(0, activations - 1), max_size=2))
         last = [*ops[i].outputs, *read, *gradient[:1]]
         gradient = add(f"b{i}", last, 1, backward=True)
-    return Problem(tuple(ops), tuple(tensors), frozenset(gradient))
+    barriers = draw(st.booleans())
+    return Problem(tuple(ops), tuple(tensors), frozenset(gradient), barriers=barriers)
 
 
 def layered(count: int, seed: int) -> Problem:

@@ -33,6 +33,19 @@ def test_an_op_that_writes_in_place_only_once_rewritten_does_not_in_the_plain_st
     assert plain_peak(step) == 16
 
 
+def test_nothing_is_written_over_what_lies_behind_a_barrier():
+    ops = (
+        Op("f", (), (0,)),
+        Op("b", (0,), (1,), backward=True, in_place=True),
+        Op("c", (1,), (2,), backward=True, in_place=True),
+    )
+    tensors = tuple(Tensor(f"{name}:0", 8) for name in "fbc")
+    events = (0, ~0, 1, ~1, 2, ~2)
+    step = Problem(ops, tensors, frozenset({2}), events, barriers=True)
+    assert simulate(step, [0, 1, 2]).timeline.tolist() == [8, 16, 8]
+    assert plain_peak(step) == 8
+
+
 def test_output_that_nothing_reads_is_freed_at_once():
     tensors = (Tensor("a:0", 8), Tensor("a:1", 100), Tensor("b:0", 1))
     step = Problem((Op("a", (), (0, 1)), Op("b", (0,), (2,))), tensors, frozenset({2}))

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 import memory_saving_gradients as msg
-from memory_saving_gradients.graph import gate, kinds
+from memory_saving_gradients.graph import gate, kinds, order
 from memory_saving_gradients.pipeline import fitting
+from memory_saving_gradients.planning.stretches import parts
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.rewriting.run import COPY
 from memory_saving_gradients.runtimes.xla import Xla
@@ -77,6 +78,22 @@ def test_the_backward_pass_reads_the_forward_pass_through_a_barrier(name):
     readers = [op for t in kept if gate.may_wait(t) for op in t.consumers()]
     assert any(kinds.is_gate(op) for op in readers)
     assert [op.name for op in readers if op.name in backward] == []
+
+
+@pytest.mark.parametrize("name", ["chain", "resnet20"])
+def test_a_backward_op_waits_for_the_stretch_before_it(name):
+    """Else XLA may run it before the stretch, where what it makes lives longer."""
+    step, inputs = compiled_step(name, "memory", device="h100")
+    graph = step.get_concrete_function(*inputs).graph
+    (plan,) = msg.get_plans(graph)
+    ops, places = plan.problem.ops, parts(plan.problem, plan.schedule)
+    behind = [end for _, end in places if ops[plan.schedule[end]].backward]
+    assert behind
+    for end in behind:
+        op = graph.get_operation_by_name(ops[plan.schedule[end]].name)
+        made = ops[plan.schedule[end - 1]].name
+        waited_for = {before.name for before in order.needed([op])}
+        assert any(before.startswith(made + COPY) for before in waited_for), (op.name, made)
 
 
 def test_max_pooling_adds_its_gradients_to_zeros_that_are_made_late():
