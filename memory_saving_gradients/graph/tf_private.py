@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -480,16 +480,19 @@ def save_without(gradient: str) -> None:
 
 _undo = threading.local()  # `edits`: functions that undo the edits of this thread, newest last
 
+#: The functions that undo edits of a graph, newest last.
+Edits: TypeAlias = list[Callable[[], object]]
+
 
 @contextlib.contextmanager
-def all_or_nothing() -> Iterator[list[Callable[[], object]]]:
+def all_or_nothing() -> Iterator[Edits]:
     """Within it, an error undoes all edits of ops that were made by the functions below.
 
     TensorFlow cannot remove ops that were added, but nothing reads them. Yields the list of
     functions that undo the edits, to be called newest first.
     """
     around = getattr(_undo, "edits", None)
-    edits: list[Callable[[], object]] = []
+    edits: Edits = []
     _undo.edits = edits
     try:
         yield edits

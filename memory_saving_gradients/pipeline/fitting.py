@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -91,8 +91,8 @@ def follow(reading: Reading, plan: Plan) -> list[str]:
     return rewrite(reading.in_order_of(plan.problem), plan.schedule)
 
 
-def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
-    """The plan that fits a budget best by XLA's own report; the graph is unchanged.
+def fit(reading: Reading, plan: Plan, request: Request) -> Plan:
+    """Rewrites a step by the plan that fits a budget best by XLA's own report, and returns it.
 
     For "memory" it is the cheapest of those that need nearly the least. If XLA allocates more than
     predicted, it is one of a few near the lowest predicted peak: how XLA packs tensors of many
@@ -116,20 +116,26 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
 
     def compiled(plan: Plan) -> Plan:
         plan = plan if budget is None else _with_fewer_gates(plan)
-        with tf_private.all_or_nothing() as edits:
-            follow(reading, plan)
-            size = temporary_bytes(reading.step, reading.sizes, request.device)
-            while edits:  # it was rewritten only to be compiled
-                edits.pop()()
+        follow(reading, plan)
         return dataclasses.replace(
             plan,
-            compiled_peak_bytes=size,
+            compiled_peak_bytes=temporary_bytes(reading.step, reading.sizes, request.device),
             baseline_compiled_bytes=plain,
             compiled_for=target,
             budget_bytes=budget,
         )
 
-    tried = _tried(reading, plan, request, compiled)
+    with tf_private.all_or_nothing() as edits:
+        tried = _tried(reading, plan, request, compiled, edits)
+        chosen = _best(reading, tried, request, budget)
+        if chosen is not tried[-1] or not edits:
+            _take_back(edits)
+            follow(reading, chosen)
+    return chosen
+
+
+def _best(reading: Reading, tried: Sequence[Plan], request: Request, budget: int | None) -> Plan:
+    """The plan that serves a request best by what XLA allocates; raises `BudgetError`."""
     lowest = min(tried, key=_compiled_peak)
     most = (1 + NEAR) * _compiled_peak(lowest) if budget is None else _NEARLY * budget
     fitting = [candidate for candidate in tried if _compiled_peak(candidate) <= most]
@@ -138,26 +144,46 @@ def fitted(reading: Reading, plan: Plan, request: Request) -> Plan:
     if request.verify:
         raise missed(reading, budget, _compiled_peak(lowest), lowest)
     warn(
-        f"memory_saving_gradients: XLA's compiler for {target} allocates "
+        f"memory_saving_gradients: XLA's compiler for {lowest.compiled_for} allocates "
         f"{format_bytes(_compiled_peak(lowest))} for this step where {format_bytes(budget)} are "
         "allowed. verify=True makes that an error"
     )
     return lowest
 
 
+def _take_back(edits: tf_private.Edits) -> None:
+    while edits:
+        edits.pop()()
+
+
 def _tried(
-    reading: Reading, plan: Plan, request: Request, compiled: Callable[[Plan], Plan]
+    reading: Reading,
+    plan: Plan,
+    request: Request,
+    compiled: Callable[[Plan], Plan],
+    edits: tf_private.Edits,
 ) -> list[Plan]:
-    """Some plans as compiled: the given one, then others whose predicted peak is adjusted."""
+    """Some plans as compiled: the given one, then others whose predicted peak is adjusted.
+
+    The step is left as the last one rewrites it: a second time would add all its copies again.
+
+    Args:
+        reading: the step.
+        plan: the first plan.
+        request: the user's request.
+        compiled: rewrites and compiles the step.
+        edits: the edits that this makes.
+    """
     tried = [compiled(plan)]
     while (allowed := _next_peak(tried, request.strategy)) is not None:
+        _take_back(edits)
         try:
             plan = decide(reading, dataclasses.replace(request, budget=allowed))
         except BudgetError:
             break
         tried.append(compiled(plan))
     if request.strategy == "budget" and not any(map(_fits, tried)):
-        # The plan of "memory" may fit nevertheless.
+        _take_back(edits)  # the plan of "memory" may fit nevertheless
         by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
         tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
     return tried

@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,9 +41,6 @@ from memory_saving_gradients.rewriting.rewrite import plain_when_differentiated,
 from memory_saving_gradients.rewriting.running_sums import taken_apart
 from memory_saving_gradients.runtimes.runtime import Runtime
 
-#: Functions that undo edits of a graph, oldest first.
-Edits: TypeAlias = list[Callable[[], object]]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
@@ -66,7 +63,7 @@ class Call:
 
 def plan_and_rewrite(
     groups: Sequence[Call],
-) -> Iterator[tuple[Call, BackwardPass, Plan, bool, Edits]]:
+) -> Iterator[tuple[Call, BackwardPass, Plan, bool, tf_private.Edits]]:
     """Plans and rewrites each backward pass.
 
     Yields:

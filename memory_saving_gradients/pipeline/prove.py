@@ -106,17 +106,16 @@ def _compiled(reading: Reading, plan: Plan, request: Request) -> Plan:
     it allocates, and adjust the plan to use the whole budget. A budget that is a share is then a
     share of what XLA allocates for the plain step.
     """
-    proven = plan
     soon = plan.budget_bytes is not None and fitting.compiles_soon(reading, request)
     if request.verify or soon:
         try:
-            proven = fitting.fitted(reading, plan, request)
+            return fitting.fit(reading, plan, request)
         except CannotCompile as error:
             if request.verify:
                 raise CannotMeasure(str(error)) from error
             logger.info("this step's budget is only checked by prediction: %s", error)
-    fitting.follow(reading, proven)
-    return proven
+    fitting.follow(reading, plan)
+    return plan
 
 
 def _added(reading: Reading, plan: Plan, nodes: list[str]) -> int:
