@@ -484,6 +484,12 @@ _undo = threading.local()  # `edits`: functions that undo the edits of this thre
 Edits: TypeAlias = list[Callable[[], object]]
 
 
+def take_back(edits: Edits) -> None:
+    """Undoes edits, the newest first; none are left."""
+    while edits:
+        edits.pop()()
+
+
 @contextlib.contextmanager
 def all_or_nothing() -> Iterator[Edits]:
     """Within it, an error undoes all edits of ops that were made by the functions below.
@@ -499,8 +505,7 @@ def all_or_nothing() -> Iterator[Edits]:
         if around is not None:
             around.extend(edits)
     except BaseException:
-        for take_back in reversed(edits):
-            take_back()
+        take_back(edits)
         raise
     finally:
         _undo.edits = around

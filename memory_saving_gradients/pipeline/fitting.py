@@ -129,7 +129,7 @@ def fit(reading: Reading, plan: Plan, request: Request) -> Plan:
         tried = _tried(reading, plan, request, compiled, edits)
         chosen = _best(reading, tried, request, budget)
         if chosen is not tried[-1] or not edits:
-            _take_back(edits)
+            tf_private.take_back(edits)
             follow(reading, chosen)
     return chosen
 
@@ -149,11 +149,6 @@ def _best(reading: Reading, tried: Sequence[Plan], request: Request, budget: int
         "allowed. verify=True makes that an error"
     )
     return lowest
-
-
-def _take_back(edits: tf_private.Edits) -> None:
-    while edits:
-        edits.pop()()
 
 
 def _tried(
@@ -176,14 +171,14 @@ def _tried(
     """
     tried = [compiled(plan)]
     while (allowed := _next_peak(tried, request.strategy)) is not None:
-        _take_back(edits)
+        tf_private.take_back(edits)
         try:
             plan = decide(reading, dataclasses.replace(request, budget=allowed))
         except BudgetError:
             break
         tried.append(compiled(plan))
     if request.strategy == "budget" and not any(map(_fits, tried)):
-        _take_back(edits)  # the plan of "memory" may fit nevertheless
+        tf_private.take_back(edits)  # the plan of "memory" may fit nevertheless
         by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
         tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
     return tried

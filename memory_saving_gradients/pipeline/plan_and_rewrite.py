@@ -112,8 +112,7 @@ def as_compiled(step: BackwardPass, request: Request) -> Plan | None:
         except _SavesNothing:
             return None
         size = plan.compiled_peak_bytes or temporary_bytes(step, request.sizes, request.device)
-        while edits:  # it was rewritten only to be compiled
-            edits.pop()()
+        tf_private.take_back(edits)  # it was rewritten only to be compiled
     return dataclasses.replace(plan, compiled_peak_bytes=size, compiled_for=target(request.device))
 
 

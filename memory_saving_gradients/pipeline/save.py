@@ -144,8 +144,7 @@ def plan_updates(updates: tf.Operation) -> None:
     step = with_updates(asked.backward, updates)
     if step.after.isdisjoint(r for t in step.results for r in t.consumers()):
         return
-    for take_back in reversed(edits):
-        take_back()
+    tf_private.take_back(edits)
     step = with_updates(asked.backward, updates)  # which no longer need copies
     _save_memory([dataclasses.replace(asked, backward=step)])
     _under_way.last = None

@@ -6,7 +6,7 @@ XLA drops control edges and schedules the rest freely: only data delays an op. S
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -27,9 +27,10 @@ from memory_saving_gradients.runtimes.xla import (
 
 class Gates(Holding):
     def __init__(self, reading: Reading, schedule: Schedule) -> None:
-        assert isinstance(reading.step.runtime, Xla)
-        self.on_gpu = reading.step.runtime.on_gpu
-        self.gates = (_barriers if self.on_gpu else _loops)(reading, schedule)
+        runtime = reading.step.runtime
+        assert isinstance(runtime, Xla)
+        self.on_gpu = runtime.on_gpu
+        self.gates = (_barriers if runtime.barriers else _loops)(reading, schedule)
         self.backward = reading.new
         losses = (op for op in reading.step.needed if op.type in kinds.CROSS_ENTROPIES)
         self.losses = sorted(losses, key=lambda op: op.name)
@@ -130,6 +131,14 @@ def _write_over_logits(op: tf.Operation) -> None:
     tf_private.reroute(op.outputs[1], tf.exp(logits - most) / total - labels)
 
 
+def _with_neighbours(
+    places: Sequence[tuple[int, int]], length: int
+) -> Iterator[tuple[int, tuple[int, int], int]]:
+    """Stretches of a schedule, each with the starts of the previous and of the next one."""
+    starts = [start for start, _ in places]
+    return zip([0, *starts], places, [*starts[1:], length], strict=False)
+
+
 def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     """The gates of a schedule, each by the place that it comes before.
 
@@ -138,8 +147,8 @@ def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     """
     returned = {t.name for t in reading.step.results}
     gates = {}
-    starts = [start for start, _ in stretches(reading.problem, schedule)]
-    for before, start, end in zip([0, *starts], starts, [*starts[1:], len(schedule)], strict=False):
+    places = stretches(reading.problem, schedule)
+    for before, (start, _), end in _with_neighbours(places, len(schedule)):
         ops = _since(reading, schedule[before:start])
         read = {t.name for op in ops for t in op.inputs}
         unread = (t for op in ops for t in op.outputs if t.name not in read)
@@ -161,10 +170,8 @@ def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
     """
     results = {kinds.owner(t).name for t in reading.step.results}
     places = parts(reading.problem, schedule)
-    starts = [start for start, _ in places]
     passing = _handed_on(reading, schedule, places)
-    ahead = zip([0, *starts], places, [*starts[1:], len(schedule)], strict=False)
-    for before, (start, end), after in ahead:
+    for before, (start, end), after in _with_neighbours(places, len(schedule)):
         outputs = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
         entries = schedule[start:after]
         passing[start] = [
