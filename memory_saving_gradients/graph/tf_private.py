@@ -485,9 +485,13 @@ Edits: TypeAlias = list[Callable[[], object]]
 
 
 def take_back(edits: Edits) -> None:
-    """Undoes edits, the newest first; none are left."""
-    while edits:
-        edits.pop()()
+    """Undoes edits, the newest first; none are left. What this changes is not registered."""
+    registered, _undo.edits = getattr(_undo, "edits", None), None
+    try:
+        while edits:
+            edits.pop()()
+    finally:
+        _undo.edits = registered
 
 
 @contextlib.contextmanager
