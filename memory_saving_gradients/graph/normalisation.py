@@ -28,9 +28,9 @@ STATISTICS = {3: 3, 4: 4}
 
 
 def keeps_statistics(op: tf.Operation) -> bool:
-    """Whether `op` computes statistics that a second run on a CPU can take from the first.
+    """Whether `op` computes statistics that a second run on a CPU, or in XLA, can take over.
 
-    On a GPU the kernel keeps the inverse of the standard deviation instead of the variance.
+    TensorFlow's kernel for GPUs keeps the inverse of the standard deviation, not the variance.
     """
     averaged = op.node_def.attr["exponential_avg_factor"].f not in (0.0, 1.0)  # V3 alone has one
     return _computes_statistics(op) and not averaged

@@ -300,7 +300,7 @@ def _problem(
             else reads(op, tensor_of, buffers),
             outputs=makes(op, tensor_of, buffers),
             cost=seconds[op.name],
-            reused=normalisation.REUSED if _reuses(op, step.runtime, tensor_of) else 0.0,
+            reused=normalisation.REUSED if reuses_statistics(op, step.runtime, tensor_of) else 0.0,
             workspace=costs.workspaces[op.name],
             backward=op in walk.backward,
             pinned=op in pinned,
@@ -318,7 +318,7 @@ def _problem(
     return Problem(tuple(made), tuple(tensors), live_out, barriers=step.runtime.barriers)
 
 
-def _reuses(op: tf.Operation, runtime: Runtime, tensor_of: Container[str]) -> bool:
+def reuses_statistics(op: tf.Operation, runtime: Runtime, tensor_of: Container[str]) -> bool:
     """Whether a second run takes the statistics of the first: they must be too small to matter."""
     return runtime.reuses(op) and not any(
         op.outputs[place].name in tensor_of for place in normalisation.STATISTICS.values()

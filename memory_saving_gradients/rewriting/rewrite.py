@@ -19,7 +19,7 @@ from memory_saving_gradients.graph import calls, gate, kinds, normalisation, ord
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.planning.problem import Schedule, copied
 from memory_saving_gradients.reading.backward import BackwardPass
-from memory_saving_gradients.reading.read import Reading
+from memory_saving_gradients.reading.read import Reading, reuses_statistics
 from memory_saving_gradients.rewriting.gates import Gates
 from memory_saving_gradients.rewriting.run import COPY, Holding, Run
 from memory_saving_gradients.rewriting.waves import Waves
@@ -255,14 +255,7 @@ class _Edits:
         references = [self._newest_of(tensor) for tensor in op.inputs]
         copy = None
         if again:
-            reuses = reading.problem.ops[index].reused > 0 and index in self._ran
-            if reuses:
-                for place, output in normalisation.STATISTICS.items():
-                    references[place] = _Reference(op, output)
-            copy = self._copy(op, references)
-            if reuses:
-                self.nodes[copy][0].attr["is_training"].b = False
-                self.on_cpu.append(copy)
+            copy = self._copy(op, references, has_run=index in self._ran)
             made = set(reading.problem.ops[index].outputs)
             self._newest.update(
                 (self._buffer(t), (copy, t.value_index))
@@ -310,11 +303,20 @@ class _Edits:
             return _Reference(op, tensor.value_index)
         key = op.name, *(reference.name for reference in references)
         if key not in self._views:
-            self._views[key] = self._copy(op, references)
+            self._views[key] = self._copy(op, references, has_run=True)
         return _Reference(op, tensor.value_index, self._views[key])
 
-    def _copy(self, op: tf.Operation, references: Sequence[_Reference]) -> str:
+    def _copy(
+        self, op: tf.Operation, references: Sequence[_Reference], has_run: bool = False
+    ) -> str:
+        """Adds a copy of `op`, for which the statistics are there if the op `has_run`."""
         node = op.node_def
+        runtime, tensor_of = self._reading.step.runtime, self._reading.tensor_of
+        reuses = has_run and reuses_statistics(op, runtime, tensor_of)
+        if reuses:
+            kept = {i: _Reference(op, output) for i, output in normalisation.STATISTICS.items()}
+            references = [kept.get(i, reference) for i, reference in enumerate(references)]
+            node.attr["is_training"].b = False
         # Grappler sorts the inputs of a sum or product by name: a copy must sort like its original.
         with op.graph.name_scope(None):
             node.name = op.graph.unique_name(op.name + COPY)
@@ -322,6 +324,8 @@ class _Edits:
         node.attr["_gradient_op_type"].s = NOT_DIFFERENTIABLE.encode()
         node.input[:] = [self._input(reference) for reference in references]
         self.nodes[node.name] = node, op
+        if reuses and runtime.runs_in_sessions:
+            self.on_cpu.append(node.name)
         return node.name
 
     def add_gate(self, opening: gate.Gate) -> None:

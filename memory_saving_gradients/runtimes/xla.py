@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import networkx as nx
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds
+from memory_saving_gradients.graph import kinds, normalisation
 from memory_saving_gradients.runtimes import fusion
 from memory_saving_gradients.runtimes.execution_order import Event
 from memory_saving_gradients.runtimes.runtime import Runtime, ShapeOf
@@ -63,6 +63,9 @@ class Xla(Runtime):
 
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
         return gpu_workspace(op, shape) if self.on_gpu else cpu_workspace(op, shape)
+
+    def reuses(self, op: tf.Operation) -> bool:
+        return normalisation.keeps_statistics(op)  # the variance itself, on any device
 
     def may_copy(self, op: tf.Operation) -> bool:
         return not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs))
