@@ -40,6 +40,29 @@ def _computes_statistics(op: tf.Operation) -> bool:
     return op.type in _NORMALISATIONS and op.get_attr("is_training")
 
 
+def takes_statistics(op: tf.Operation) -> bool:
+    """Whether `op` is a second run, with the statistics of the first."""
+    return op.type in _NORMALISATIONS and op.inputs[3].op.type in _NORMALISATIONS
+
+
+def computed_alike(op: tf.Operation) -> tf.Tensor:
+    """What a second run makes in XLA, with the bits of the first: the formula of its training op.
+
+    XLA multiplies and adds in another order where statistics are given
+    (`xla/service/batchnorm_expander.cc`).
+
+    Args:
+        op: the second run, in the default graph.
+    """
+    x, scale, *others = op.inputs
+    channels_first = op.get_attr("data_format").startswith(b"NC")
+    shape = [-1] + [1] * (x.shape.rank - 2) if channels_first else [-1]
+    scale, offset, mean, variance = (tf.reshape(t, shape) for t in (scale, *others))
+    over_deviation = tf.math.rsqrt(variance + op.get_attr("epsilon"))
+    y = (tf.cast(x, scale.dtype) - mean) * over_deviation * scale + offset
+    return tf.cast(y, x.dtype)
+
+
 def times_estimate(op: tf.Operation) -> float:
     """How many times as long as TensorFlow estimates `op` takes on a CPU."""
     if op.type in _GRADIENTS:

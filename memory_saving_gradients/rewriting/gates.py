@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import gate, kinds, order, tf_private
+from memory_saving_gradients.graph import gate, kinds, normalisation, order, tf_private
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.gate import Gate
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, copied
@@ -83,6 +83,9 @@ class Gates(Holding):
                 elif self.on_gpu and op.type in GRADIENTS_OF_MAX_POOLING:
                     _add_to_late_zeros(op)
                 previous = op.outputs
+            for op in copies.values():
+                if normalisation.takes_statistics(op):
+                    tf_private.reroute(op.outputs[0], normalisation.computed_alike(op))
             if self.on_gpu:
                 self._write_losses(copies)
 

@@ -8,7 +8,11 @@ import tensorflow as tf
 
 from memory_saving_gradients import gradients
 from memory_saving_gradients.graph.devices import DEVICES
-from memory_saving_gradients.graph.normalisation import keeps_statistics, stay_on_cpu
+from memory_saving_gradients.graph.normalisation import (
+    computed_alike,
+    keeps_statistics,
+    stay_on_cpu,
+)
 from memory_saving_gradients.rewriting.run import COPY
 from memory_saving_gradients.runtimes.executor import Executor
 from memory_saving_gradients.runtimes.xla import Xla
@@ -128,6 +132,25 @@ def test_it_must_run_on_a_cpu(graph, monkeypatch, device, gpus, reuses):
     assert Executor(DEVICES["cpu"]).reuses(op) is reuses
     assert not Executor(DEVICES["h100"]).reuses(op)
     assert Xla(DEVICES["h100"]).reuses(op)  # its programs keep the variance on any device
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16], ids=lambda d: d.name)
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW", "NDHWC", "NCDHW"])
+def test_bits_are_the_same_in_xla(data_format, dtype):
+    shape = (16, 8, 8, 8, 8) if "D" in data_format else (16, 8, 8, 8)
+    how = {"data_format": data_format}
+    x = 100 + inputs(shape, dtype)  # far from 0, where the order of operations matters
+
+    @tf.function(jit_compile=True)
+    def first(x):
+        return normalised(x, 8, **how)[0:5:2], normalised(x, 8, **how)[3]
+
+    @tf.function(jit_compile=True)
+    def again(x, mean, variance):
+        return computed_alike(normalised(x, 8, False, mean, variance, **how).y.op)
+
+    (y, _, variance), mean = first(x)
+    np.testing.assert_array_equal(again(x, mean, variance), y)
 
 
 def test_copies_in_compiled_steps_read_the_statistics_of_the_first_run():
