@@ -55,8 +55,8 @@ def computed_alike(op: tf.Operation) -> tf.Tensor:
         op: the second run, in the default graph.
     """
     x, scale, *others = op.inputs
-    channels_first = op.get_attr("data_format").startswith(b"NC")
-    shape = [-1] + [1] * (x.shape.rank - 2) if channels_first else [-1]
+    layout = op.get_attr("data_format")
+    shape = [-1, *(1 for _ in layout[2:])] if layout.startswith(b"NC") else [-1]
     scale, offset, mean, variance = (tf.reshape(t, shape) for t in (scale, *others))
     over_deviation = tf.math.rsqrt(variance + op.get_attr("epsilon"))
     y = (tf.cast(x, scale.dtype) - mean) * over_deviation * scale + offset
