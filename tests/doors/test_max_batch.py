@@ -68,10 +68,11 @@ def test_the_ways_are_in_order(found):
 @pytest.mark.measured
 def test_it_fits_in_a_run_and_little_more_does(found, name):
     way = found.ways[name]
-    fixed = found.variables_bytes + way.batch_size * WIDTH * 4
+    activation = way.batch_size * WIDTH * 4
+    fixed = found.variables_bytes + activation  # of the same size as the input
     run = measure.function_peak(make_run, way.batch_size, None if name == "plain" else name)
     # The ends of the forward pass that nothing orders may overlap: one activation more.
-    assert fixed + run <= 1.1 * MEMORY
+    assert fixed + run <= 1.01 * MEMORY + activation
     assert fixed + run >= 0.9 * MEMORY
 
 
