@@ -32,8 +32,9 @@ def keeps_statistics(op: tf.Operation) -> bool:
 
     TensorFlow's kernel for GPUs keeps the inverse of the standard deviation, not the variance.
     """
-    averaged = op.node_def.attr["exponential_avg_factor"].f not in (0.0, 1.0)  # V3 alone has one
-    return _computes_statistics(op) and not averaged
+    if not _computes_statistics(op):  # of most ops, whose attributes take long to read
+        return False
+    return op.node_def.attr["exponential_avg_factor"].f in (0.0, 1.0)  # V3 alone has one
 
 
 def _computes_statistics(op: tf.Operation) -> bool:
