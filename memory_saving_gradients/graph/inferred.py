@@ -117,7 +117,8 @@ class Inferred:
             elif calls.calls(op):
                 self._call(op, node, stand_for)
             else:
-                self._append_guessed(node, functools.partial(_by_data, op), node.input)
+                guess = _rows_of_variable if op.type in _OF_VARIABLES else _by_data
+                self._append_guessed(node, functools.partial(guess, op), node.input)
 
     def _append(self, node: tf.compat.v1.NodeDef) -> None:
         self._waiting.node.append(node)
@@ -132,7 +133,7 @@ class Inferred:
         reads: Iterable[str],
     ) -> None:
         """Appends a node with output shapes that `guess` computes from the shapes of its inputs."""
-        if self._guess:
+        if self._guess or node.op in _OF_VARIABLES:
             self._import()
             made = node.attr["_output_shapes"].list.shape
             likely = guess([told(self._read(read)) for read in reads])
@@ -217,10 +218,13 @@ _BY_DATA = frozenset(
     UniqueV2""".split()
 )
 
+#: Ops that read rows of a variable: a copy of a graph does not know the shape behind a handle.
+_OF_VARIABLES = frozenset({"ResourceGather", "ResourceGatherNd"})
+
 
 def tells_more(op: tf.Operation) -> bool:
     """Whether we may know more about the output shapes of `op` than TensorFlow infers."""
-    if op.type in _BY_DATA:
+    if op.type in _BY_DATA | _OF_VARIABLES:
         return any(not t.shape.is_fully_defined() for t in op.outputs)
     if calls.calls(op) and (op.type in calls.BRANCHES or calls.is_plain_call(op)):
         # An integer result may be a size.
@@ -256,6 +260,16 @@ def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
     count = len(shapes) // 2
     places, rows = shapes[:count], shapes[count]
     return [[sum(map(math.prod, places)), *rows[len(places[0]) :]]]
+
+
+def _rows_of_variable(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
+    """The shape of what an op reads of a variable, whose rows have the shape that the graph says."""
+    _, places = inputs
+    own = told(op.outputs[0])
+    if places is None or own is None:
+        return []
+    places = places if op.type == "ResourceGather" else places[:-1]
+    return [[*places, *own[len(places) :]]]
 
 
 def taken(bodies: list[tf.Graph], which: Any) -> list[tf.Graph]:

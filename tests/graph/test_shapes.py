@@ -12,6 +12,7 @@ from memory_saving_gradients.graph.shapes import (
     WrongSize,
     bytes_of,
 )
+from tests.cases import MODELS
 
 v1 = tf.compat.v1
 
@@ -143,6 +144,35 @@ def test_sizes_that_depend_on_data_and_an_unknown_batch(graph):
     rows = v1.placeholder(tf.float32, (None, 8))
     part = tf.tanh(tf.dynamic_partition(rows, v1.placeholder(tf.int32, (None,)), 4)[3])
     assert Shapes(graph.get_operations())(part) == [32, 8]
+
+
+def test_rows_of_a_variable_for_an_unknown_batch(graph):
+    """A copy of a graph does not know the shapes of variables behind handles."""
+    table = tf.compat.v1.get_variable("table", (50, 7), use_resource=True)
+    rows = tf.gather(table, tf.compat.v1.placeholder(tf.int32, (None, 5)))
+    places = tf.gather_nd(table, tf.compat.v1.placeholder(tf.int32, (None, 3, 1)))
+    shapes = Shapes(graph.get_operations(), InputSizes(batch=6))
+    assert (shapes(rows), shapes(places)) == ([6, 5, 7], [6, 3, 7])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sweep(4)
+def test_the_largest_tensor_is_as_large_for_a_batch_that_is_only_given(name):
+    make, batch = MODELS[name]
+
+    def largest(size):
+        model = make()
+        specs = [tf.TensorSpec((size, *a.shape[1:]), a.dtype) for a in model.example(batch)]
+
+        @tf.function(autograph=False)
+        def step(*inputs):
+            return tf.gradients(model.loss(*inputs), model.variables)
+
+        operations = step.get_concrete_function(*specs).graph.get_operations()
+        shapes = Shapes(operations, InputSizes(batch))
+        return max(shapes.bytes(t) for op in operations for t in op.outputs)
+
+    assert largest(None) == largest(batch)
 
 
 def test_what_is_known_of_a_size_that_depends_on_data_stays(graph):
