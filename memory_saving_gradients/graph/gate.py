@@ -76,6 +76,23 @@ def barrier_node(
     return node
 
 
+def passes_as_vector(tensor: tf.Tensor) -> bool:
+    """Whether a tensor should pass a barrier as a vector, which has only one layout.
+
+    XLA:GPU may give other tensors the layout of what they are transposed from: it writes them so
+    before the barrier, and transposes behind it. Images have the layout that cuDNN wants.
+    """
+    return tensor.op.type == "Transpose" or (tensor.shape.rank == 3 and tensor.op.type != "Mean")
+
+
+def reshape_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> tf.compat.v1.NodeDef:
+    """The node that reshapes what is named first to the shape that is named second."""
+    node = tf.compat.v1.NodeDef(name=name, op="Reshape", input=inputs)
+    node.attr["T"].type = dtype.as_datatype_enum
+    node.attr["Tshape"].type = tf.int32.as_datatype_enum
+    return node
+
+
 def loop_node(
     name: str, inputs: Sequence[str], tensors: Sequence[tf.Tensor]
 ) -> tf.compat.v1.NodeDef:

@@ -263,7 +263,7 @@ def _by_data(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
 
 
 def _rows_of_variable(op: tf.Operation, inputs: Sequence[Sizes | None]) -> list[Sizes]:
-    """The shape of what an op reads of a variable, whose rows have the shape that the graph says."""
+    """The shape of what an op reads of a variable; the graph knows that of the variable's rows."""
     _, places = inputs
     own = told(op.outputs[0])
     if places is None or own is None:

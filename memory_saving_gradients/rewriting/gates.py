@@ -6,7 +6,7 @@ XLA drops control edges and schedules the rest freely: only data delays an op. S
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -88,6 +88,7 @@ class Gates(Holding):
                     tf_private.reroute(op.outputs[0], normalisation.computed_alike(op))
             if self.on_gpu:
                 self._write_losses(copies)
+                _pass_sums([op for op in copies.values() if kinds.is_gate(op)], backward)
 
     def _write_losses(self, copies: Mapping[str, tf.Operation]) -> None:
         """Makes XLA:GPU write each loss to memory, and gradients of logits over these."""
@@ -98,6 +99,38 @@ class Gates(Holding):
                 _write_over_logits(op)
         for op in self.over_logits:  # else XLA may write what it is computed from
             gate.write_out(op.outputs[0])
+
+
+def _pass_sums(barriers: Sequence[tf.Operation], backward: Container[str]) -> None:
+    """Makes barriers pass the sums of which means are made: XLA divides in a kernel of its own.
+
+    It sums up in one kernel, into which it fuses no division; behind a barrier the readers divide.
+    In half precision the sums have more bits than their means, so these pass as they are.
+
+    Args:
+        barriers: the barriers, each after those that it reads through.
+        backward: names of the ops of the backward pass, whose results others may read.
+    """
+    passed: dict[str, tuple[tf.Tensor, tf.Operation]] = {}  # behind barriers, with their means
+    for barrier in barriers:
+        for i, tensor in enumerate(barrier.inputs):
+            mean = passed[tensor.name][1] if tensor.name in passed else None
+            if mean is None and _is_mean(tensor.op) and tensor.op.name not in backward:
+                mean = tensor.op
+                total = tf.reduce_sum(*mean.inputs, keepdims=mean.get_attr("keep_dims"))
+                tf_private.update_input(barrier, i, total)
+            if mean is not None:
+                later = barrier.outputs[i]
+                passed[later.name] = later, mean
+    for later, mean in passed.values():
+        x, axes = mean.inputs
+        counted = tf.gather(tf.shape(x), tf.cast(axes, tf.int32) % tf.rank(x))
+        count = tf.cast(tf.reduce_prod(counted), later.dtype)
+        tf_private.reroute(later, later / count, {*barriers})
+
+
+def _is_mean(op: tf.Operation) -> bool:
+    return op.type == "Mean" and op.outputs[0].dtype in (tf.float32, tf.float64)
 
 
 def _add_to_late_zeros(op: tf.Operation) -> None:

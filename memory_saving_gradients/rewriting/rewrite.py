@@ -228,7 +228,7 @@ class _Edits:
 
     Attributes:
         nodes: the copies to make, by name, each with the op that it copies.
-        gates: the gates to make, in a graph for XLA.
+        gates: the gates to make, in a graph for XLA, and the reshaping around them.
         outside: the existing tensors that these nodes read, by the name used in the nodes.
         inputs: (op, input, new reference), for ops that are to read a copy.
         runs: the entries of the schedule.
@@ -330,18 +330,47 @@ class _Edits:
 
     def add_gate(self, opening: gate.Gate) -> None:
         """Makes later entries read the newest copies of some tensors through a gate."""
-        graph, tensors = self._reading.step.graph, opening.tensors
-        make = gate.barrier_node
-        if opening.after is not None:
-            make = gate.loop_node
-            with apart(graph, "gate"):
-                tensors = [gate.never(opening.after), *tensors]
-        references = [self._newest_of(tensor) for tensor in tensors]
-        with graph.name_scope(None):
-            name = graph.unique_name("gate/gate")
-        self.gates.append(make(name, [self._input(r) for r in references], tensors))
-        self._newest.update((self._buffer(t), (name, i)) for i, t in enumerate(tensors))
+        tensors = opening.tensors
+        inputs = [self._input(self._newest_of(tensor)) for tensor in tensors]
+        with self._reading.step.graph.name_scope(None):
+            name = self._reading.step.graph.unique_name("gate/gate")
+        if opening.after is None:
+            behind = self._add_barrier(name, inputs, tensors)
+        else:
+            behind = self._add_loop(name, inputs, tensors, opening.after)
+        self._newest.update(zip(map(self._buffer, tensors), behind, strict=True))
         self._passed.update(tensor.name for tensor in tensors)
+
+    def _add_loop(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        tensors: Sequence[tf.Tensor],
+        after: Sequence[tf.Tensor],
+    ) -> list[tuple[str, int]]:
+        with apart(self._reading.step.graph, "gate"):
+            never = gate.never(after)
+        inputs = [self._input(_Reference(never.op, 0)), *inputs]
+        self.gates.append(gate.loop_node(name, inputs, [never, *tensors]))
+        return [(name, 1 + i) for i in range(len(tensors))]
+
+    def _add_barrier(
+        self, name: str, inputs: list[str], tensors: Sequence[tf.Tensor]
+    ) -> list[tuple[str, int]]:
+        behind = [(name, i) for i in range(len(tensors))]
+        for i, tensor in enumerate(tensors):
+            if gate.passes_as_vector(tensor):
+                with apart(self._reading.step.graph, "gate"):
+                    vector, shape = tf.constant([-1]), tf.shape(tensor)
+                inputs[i] = f"{self._add_reshape(f'{name}/in_{i}', inputs[i], vector, tensor)}:0"
+                behind[i] = self._add_reshape(f"{name}/out_{i}", f"{name}:{i}", shape, tensor), 0
+        self.gates.append(gate.barrier_node(name, inputs, tensors))
+        return behind
+
+    def _add_reshape(self, name: str, read: str, shape: tf.Tensor, tensor: tf.Tensor) -> str:
+        inputs = [read, self._input(_Reference(shape.op, 0))]
+        self.gates.append(gate.reshape_node(name, inputs, tensor.dtype))
+        return name
 
     def results(self) -> list[tuple[tf.Tensor, _Reference]]:
         """The gradients that pass gates, each with the reference behind the last gate."""

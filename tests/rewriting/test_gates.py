@@ -52,17 +52,31 @@ def test_what_runs_again_reads_nothing_past_a_barrier(name):
     """Else XLA would merge it with the original, or run it in the forward pass."""
     step, inputs = compiled_step(name, "memory", device="h100")
     ops = step.get_concrete_function(*inputs).graph.get_operations()
-    known = {}
-    for op in ops:
-        through = kinds.is_gate(op) or any(known.get(t.op.name) for t in op.inputs)
-        known[op.name] = through
     copies = [op for op in ops if COPY in op.name]
     assert copies
-    assert [op.name for op in copies if not known[op.name]] == []
+    assert [op.name for op in copies if not any(map(kinds.is_gate, order.needed([op])))] == []
     sources = {"ReadVariableOp", "Placeholder"}
     kernels = [op for op in copies if op.type not in kinds.IN_PLACE]
     reads = [(op.name, t.op.type) for op in kernels for t in op.inputs if gate.may_wait(t)]
     assert [name for name, kind in reads if kind in sources] == []
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_means_pass_a_barrier_as_sums_and_transposed_tensors_as_vectors():
+    """Else XLA divides, and transposes, in kernels of their own before or behind it."""
+    step, inputs = compiled_step("gpt", "memory", device="h100", batch_size=8)
+    any_batch = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in inputs]
+    traced = step.get_concrete_function(*any_batch)
+    gates = filter(kinds.is_gate, traced.graph.get_operations())
+    passing = [t for op in gates for t in op.inputs]
+    types = {t.op.type for t in passing}
+    assert "Sum" in types
+    assert not types & {"Mean", "Transpose"}
+    assert {t.shape.rank for t in passing if t.op.type == "Reshape"} == {1}
+    sums = ("Sum", "XlaOptimizationBarrier")  # made there, or passing further
+    assert {t.op.type for t in passing if t.shape.rank == 3} <= {*sums}
+    plain, _ = compiled_step("gpt", "plain")
+    assert_close(traced(*inputs), plain(*inputs), off=1e-5)
 
 
 @pytest.mark.parametrize("name", ["chain", "resnet20"])
