@@ -43,6 +43,6 @@ def test_tangents_are_counted_and_recomputed():
     """Both those of activations, and those of gradients, that are made while it differentiates."""
     (plan,) = msg.get_plans(traced(True).func.graph)
     ours = function_peak(traced, True)
-    plain = min(function_peak(traced, False) for _ in range(2))  # threads may race ahead
+    plain = min(function_peak(traced, False) for _ in range(4))  # threads may race ahead
     assert plan.baseline_peak_bytes == pytest.approx(plain, rel=0.3)
     assert ours < 0.55 * plain
