@@ -85,11 +85,20 @@ def passes_as_vector(tensor: tf.Tensor) -> bool:
     return tensor.op.type == "Transpose" or (tensor.shape.rank == 3 and tensor.op.type != "Mean")
 
 
-def reshape_node(name: str, inputs: Sequence[str], dtype: tf.DType) -> tf.compat.v1.NodeDef:
-    """The node that reshapes what is named first to the shape that is named second."""
+def reshape_node(
+    name: str, inputs: Sequence[str], dtype: tf.DType, of_shape: tf.DType
+) -> tf.compat.v1.NodeDef:
+    """The node that reshapes what is named first to the shape that is named second.
+
+    Args:
+        name: its name.
+        inputs: the names.
+        dtype: the dtype of the tensor.
+        of_shape: that of the shape.
+    """
     node = tf.compat.v1.NodeDef(name=name, op="Reshape", input=inputs)
     node.attr["T"].type = dtype.as_datatype_enum
-    node.attr["Tshape"].type = tf.int32.as_datatype_enum
+    node.attr["Tshape"].type = of_shape.as_datatype_enum
     return node
 
 

@@ -116,9 +116,10 @@ class Inferred:
                 self._append(node)
             elif calls.calls(op):
                 self._call(op, node, stand_for)
+            elif op.type in _OF_VARIABLES:
+                self._append_told(node, functools.partial(_rows_of_variable, op), node.input)
             else:
-                guess = _rows_of_variable if op.type in _OF_VARIABLES else _by_data
-                self._append_guessed(node, functools.partial(guess, op), node.input)
+                self._append_guessed(node, functools.partial(_by_data, op), node.input)
 
     def _append(self, node: tf.compat.v1.NodeDef) -> None:
         self._waiting.node.append(node)
@@ -132,13 +133,24 @@ class Inferred:
         guess: Callable[[list[Sizes | None]], list],
         reads: Iterable[str],
     ) -> None:
-        """Appends a node with output shapes that `guess` computes from the shapes of its inputs."""
-        if self._guess or node.op in _OF_VARIABLES:
-            self._import()
-            made = node.attr["_output_shapes"].list.shape
-            likely = guess([told(self._read(read)) for read in reads])
-            for proto, sizes in zip(made, likely, strict=False):
-                _set(proto, merged(_sizes(proto), sizes))
+        """Appends a node like `_append_told`, if sizes are guessed; else as it is."""
+        if self._guess:
+            self._append_told(node, guess, reads)
+        else:
+            self._append(node)
+
+    def _append_told(
+        self,
+        node: tf.compat.v1.NodeDef,
+        tell: Callable[[list[Sizes | None]], list],
+        reads: Iterable[str],
+    ) -> None:
+        """Appends a node with output shapes that `tell` computes from the shapes of its inputs."""
+        self._import()
+        made = node.attr["_output_shapes"].list.shape
+        known = tell([told(self._read(read)) for read in reads])
+        for proto, sizes in zip(made, known, strict=False):
+            _set(proto, merged(_sizes(proto), sizes))
         self._append(node)
 
     def _call(
@@ -224,7 +236,7 @@ _OF_VARIABLES = frozenset({"ResourceGather", "ResourceGatherNd"})
 
 def tells_more(op: tf.Operation) -> bool:
     """Whether we may know more about the output shapes of `op` than TensorFlow infers."""
-    if op.type in _BY_DATA | _OF_VARIABLES:
+    if op.type in _BY_DATA or op.type in _OF_VARIABLES:
         return any(not t.shape.is_fully_defined() for t in op.outputs)
     if calls.calls(op) and (op.type in calls.BRANCHES or calls.is_plain_call(op)):
         # An integer result may be a size.

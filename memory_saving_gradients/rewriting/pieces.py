@@ -218,9 +218,9 @@ class _Pieces:
                 name = f"{op.name}/remade_{i}:0"
                 known[name] = _vector(values, size, dtype)
                 if signature.reshapes:
-                    node = _reshape_node(node, dtype)
-                    del node.input[1:]
-                    node.input.append(name)
+                    reads = [node.input[0], name]
+                    node = gate.reshape_node(op.name, reads, op.inputs[0].dtype, dtype)
+                    node.device = op.device
                 else:
                     node.input[i] = name
             nodes[op.name] = node
@@ -279,12 +279,3 @@ def _sum(total: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
 def _vector(values: Remade, size: Any, dtype: tf.DType) -> tf.Tensor:
     """Sizes or axes of a piece with so many rows."""
     return tf.cast(tf.stack([size if v is None else v for v in values]), dtype)
-
-
-def _reshape_node(node: tf.compat.v1.NodeDef, dtype: tf.DType) -> tf.compat.v1.NodeDef:
-    """A node that only changes a shape, as a `Reshape`."""
-    reshape = tf.compat.v1.NodeDef(name=node.name, op="Reshape", device=node.device)
-    reshape.input.extend(node.input)
-    reshape.attr["T"].CopyFrom(node.attr["T"])
-    reshape.attr["Tshape"].type = dtype.as_datatype_enum
-    return reshape

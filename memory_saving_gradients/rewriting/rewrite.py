@@ -358,18 +358,19 @@ class _Edits:
         self, name: str, inputs: list[str], tensors: Sequence[tf.Tensor]
     ) -> list[tuple[str, int]]:
         behind = [(name, i) for i in range(len(tensors))]
-        for i, tensor in enumerate(tensors):
-            if gate.passes_as_vector(tensor):
-                with apart(self._reading.step.graph, "gate"):
-                    vector, shape = tf.constant([-1]), tf.shape(tensor)
-                inputs[i] = f"{self._add_reshape(f'{name}/in_{i}', inputs[i], vector, tensor)}:0"
-                behind[i] = self._add_reshape(f"{name}/out_{i}", f"{name}:{i}", shape, tensor), 0
+        if vectors := [i for i, t in enumerate(tensors) if gate.passes_as_vector(t)]:
+            with apart(self._reading.step.graph, "gate"):
+                flat, shapes = tf.constant([-1]), [tf.shape(tensors[i]) for i in vectors]
+            for i, shape in zip(vectors, shapes, strict=True):
+                dtype = tensors[i].dtype
+                inputs[i] = f"{self._add_reshape(f'{name}/in_{i}', inputs[i], flat, dtype)}:0"
+                behind[i] = self._add_reshape(f"{name}/out_{i}", f"{name}:{i}", shape, dtype), 0
         self.gates.append(gate.barrier_node(name, inputs, tensors))
         return behind
 
-    def _add_reshape(self, name: str, read: str, shape: tf.Tensor, tensor: tf.Tensor) -> str:
+    def _add_reshape(self, name: str, read: str, shape: tf.Tensor, dtype: tf.DType) -> str:
         inputs = [read, self._input(_Reference(shape.op, 0))]
-        self.gates.append(gate.reshape_node(name, inputs, tensor.dtype))
+        self.gates.append(gate.reshape_node(name, inputs, dtype, shape.dtype))
         return name
 
     def results(self) -> list[tuple[tf.Tensor, _Reference]]:
