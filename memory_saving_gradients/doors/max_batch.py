@@ -19,6 +19,7 @@ from memory_saving_gradients.options.options import Options
 from memory_saving_gradients.pipeline.device_budget import device_bytes
 from memory_saving_gradients.pipeline.loops import alternatives, as_if
 from memory_saving_gradients.pipeline.save import no_garbage_collection
+from memory_saving_gradients.planning.packing import allocated
 from memory_saving_gradients.planning.plan_data import LoopPlan
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import affordable
@@ -388,8 +389,7 @@ def _judged(problem: Problem, schedule: Schedule | None, at_most_plain: bool) ->
     plain = plain_peak(problem), float(problem.costs.sum())
     if schedule is None:
         return plain
-    simulation = simulate(problem, schedule)
-    found = simulation.peak, simulation.cost
+    found = allocated(problem, schedule), simulate(problem, schedule).cost
     return min(plain, found) if at_most_plain else found
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import tf_private
 
 _NORMALISATIONS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
-_GRADIENTS = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
+GRADIENTS = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
 
 # How many times as long as TensorFlow estimates they take on a CPU. It counts their inputs and
 # outputs once, but the kernels go over them again for the statistics, and for the sums that the
@@ -66,7 +66,7 @@ def computed_alike(op: tf.Operation) -> tf.Tensor:
 
 def times_estimate(op: tf.Operation) -> float:
     """How many times as long as TensorFlow estimates `op` takes on a CPU."""
-    if op.type in _GRADIENTS:
+    if op.type in GRADIENTS:
         return _OF_GRADIENT if op.get_attr("is_training") else 1.0
     return _OF_FIRST_RUN if _computes_statistics(op) else 1.0
 

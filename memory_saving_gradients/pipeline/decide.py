@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 from memory_saving_gradients.console.progress_bar import shown
 from memory_saving_gradients.graph.tf_private import Refusal
@@ -11,6 +12,7 @@ from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.answers import Question, answer
 from memory_saving_gradients.pipeline.device_budget import in_bytes
 from memory_saving_gradients.pipeline.why import unreachable
+from memory_saving_gradients.planning.packing import allocated
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import UNBOUNDED
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
@@ -21,13 +23,17 @@ from memory_saving_gradients.reading.read import Reading
 # accurate than that.
 _WORTH_IT = 0.99
 
+# The most schedules that are laid out for one budget, and the share of it that they should use.
+_LAYOUTS = 4
+_LEAST_USED = 0.97
+
 
 class WrongPlan(Refusal, ValueError):
     """A given plan was made for another graph."""
 
 
 def peak(reading: Reading, schedule: Schedule) -> int:
-    return simulate(reading.problem, schedule).peak
+    return allocated(reading.problem, schedule)
 
 
 def decide(reading: Reading, request: Request) -> Plan:
@@ -36,7 +42,7 @@ def decide(reading: Reading, request: Request) -> Plan:
     The ops of its problem are in the order of its schedule: see `Reading.in_order_of`.
     """
     budget = in_bytes(request, reading)
-    schedule, given = _schedule(reading, request, budget)
+    schedule, given = _within(reading, request, budget)
     if budget is not None and peak(reading, schedule) > budget:
         raise unreachable(reading, schedule, budget, request.most_runs != UNBOUNDED, given)
     return _judged(reading, request, schedule, given, budget)
@@ -95,6 +101,29 @@ def _judged(
         baseline_one_thread_bytes=reading.one_thread,
         labels=reading.labels,
     )
+
+
+def _within(reading: Reading, request: Request, budget: int | None) -> tuple[Schedule, list[str]]:
+    """The schedule for a request, and the names of its given checkpoints.
+
+    Planning counts the bytes alive. If tensors are laid out, they take more or less than that, so
+    this plans for other numbers of bytes until the layout just fits the budget.
+    """
+    schedule, given = _schedule(reading, request, budget)
+    problem = reading.problem
+    if budget is None or request.plan or not problem.packed:
+        return schedule, given
+    tried: list[tuple[int, float, Schedule]] = []  # the excess, the cost
+    while True:
+        size, simulation = peak(reading, schedule), simulate(problem, schedule)
+        tried.append((max(0, size - budget), simulation.cost, schedule))
+        is_plain = simulation.cost <= math.fsum(problem.costs)
+        if size <= budget and (is_plain or size >= _LEAST_USED * budget):
+            break
+        if len(tried) == _LAYOUTS or size == 0:
+            break
+        schedule, _ = _schedule(reading, request, int(simulation.peak * budget / size))
+    return min(tried, key=lambda one: one[:2])[2], given
 
 
 def _schedule(reading: Reading, request: Request, budget: int | None) -> tuple[Schedule, list[str]]:

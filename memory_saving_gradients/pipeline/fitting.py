@@ -16,6 +16,7 @@ from memory_saving_gradients.options.budgets import BudgetError
 from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.decide import decide
 from memory_saving_gradients.pipeline.why import missed
+from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.strategies import NEAR
 from memory_saving_gradients.planning.stretches import fewer_stretches
 from memory_saving_gradients.planning.units import format_bytes
@@ -200,7 +201,7 @@ def _next_peak(tried: list[Plan], strategy: str) -> int | None:
 
 def _with_fewer_gates(plan: Plan) -> Plan:
     """The plan with stretches of recomputation joined where few bytes are alive."""
-    most = int(_EARLY * plan.peak_bytes)
+    most = int(_EARLY * simulate(plan.problem, plan.schedule).peak)
     schedule = fewer_stretches(plan.problem, plan.schedule, most)
     if tuple(schedule) == plan.schedule:
         return plan

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from memory_saving_gradients.graph.origin import origin
 from memory_saving_gradients.options.budgets import LEAST_BYTES, BudgetError
+from memory_saving_gradients.planning.packing import allocated
 from memory_saving_gradients.planning.problem import Schedule
 from memory_saving_gradients.planning.simulate import simulate
 from memory_saving_gradients.planning.units import format_bytes
@@ -32,7 +33,7 @@ def unreachable(
         given: the names of the given checkpoints, which are kept.
     """
     problem = reading.problem
-    simulation = simulate(problem, schedule)
+    simulation, lowest = simulate(problem, schedule), allocated(problem, schedule)
     entry = int(simulation.timeline.argmax())
     op = reading.operations[schedule[entry]]
     alive = (simulation.made <= entry) & (entry <= simulation.last)
@@ -49,7 +50,7 @@ def unreachable(
     all_bytes = sum(problem.tensors[t].bytes for t in held) + workspace
     weights = sum(problem.tensors[t].bytes for t in held if t in reading.roles.of_weights)
     target = reading.step.target
-    ways = [f"allow at least {_said(simulation.peak)}"]
+    ways = [f"allow at least {_said(lowest)}"]
     if bounded:
         ways.append("raise max_recompute")
     if given:
@@ -70,10 +71,10 @@ def unreachable(
     return BudgetError(
         f"memory_budget of {format_bytes(budget)} cannot be met for the gradients of "
         f"{_named(target.name, target.op)}: the lowest peak found is "
-        f"{format_bytes(simulation.peak)}, while {_named(op.name, op)} runs.{scratch} The largest "
+        f"{format_bytes(lowest)}, while {_named(op.name, op)} runs.{scratch} The largest "
         f"of the {len(held)} tensors that are alive then: {largest}. {advice}",
         budget,
-        simulation.peak,
+        lowest,
     )
 
 
@@ -84,7 +85,7 @@ def _fitting_batch(reading: Reading, schedule: Schedule, budget: int) -> int:
     while known and high - low > 1:
         middle = (low + high) // 2
         smaller = reading.problem.grown(growing, middle - known)
-        if simulate(smaller, schedule).peak <= budget:
+        if allocated(smaller, schedule) <= budget:
             low = middle
         else:
             high = middle

@@ -26,7 +26,7 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from memory_saving_gradients.planning.liveness import alive
-from memory_saving_gradients.planning.problem import Problem
+from memory_saving_gradients.planning.problem import Op, Problem
 
 # `one_cut` tries this many backward ops, those with the longest path to the end, and takes the
 # moment that needs most bytes.
@@ -290,10 +290,21 @@ def least_peak(problem: Problem) -> int:
     size = problem.sizes
     most = 0
     for op in problem.ops:
-        lent = max((int(size[t]) for t in op.inputs), default=0) if op.in_place else 0
+        lent = (
+            max((int(size[t]) for t in op.inputs), default=0)
+            if op.in_place or op.freed_first
+            else 0
+        )
         touched = [t for t in (*op.inputs, *op.outputs) if t in problem.made_here]
         most = max(most, op.workspace + int(size[touched].sum()) - lent)
     return most
+
+
+def _lent(problem: Problem, op: Op) -> int:
+    """The most bytes of inputs that the outputs of an op can take over."""
+    if not (op.in_place or op.freed_first):
+        return 0
+    return max((problem.tensors[t].bytes for t in op.inputs), default=0)
 
 
 def _graph(problem: Problem) -> nx.DiGraph:
@@ -346,7 +357,7 @@ def _other_bytes(problem: Problem, moment: int, gradients: int) -> int:
     """The bytes alive as a backward op runs, forward tensors not counted."""
     op = problem.ops[moment]
     size = problem.sizes
-    lent = max((int(size[t]) for t in op.inputs), default=0) if op.in_place else 0
+    lent = _lent(problem, op)
     made = max(0, int(size[list(op.outputs)].sum()) - lent)
     return op.workspace + made + gradients
 

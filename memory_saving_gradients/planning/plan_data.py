@@ -12,6 +12,7 @@ import numpy as np
 from memory_saving_gradients.planning.bounds import lower_bound
 from memory_saving_gradients.planning.keep import kept_tensors
 from memory_saving_gradients.planning.labels import Labels
+from memory_saving_gradients.planning.packing import allocated
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
 from memory_saving_gradients.planning.units import format_bytes
@@ -146,7 +147,7 @@ class PlanData:
             strategy=strategy,
             budget_bytes=budget_bytes,
             baseline_peak_bytes=plain_peak(problem),
-            peak_bytes=planned.peak,
+            peak_bytes=allocated(problem, schedule),
             overhead=planned.cost / plain.cost - 1.0 if plain.cost else 0.0,
             checkpoints=tuple(dict.fromkeys([*given, *kept])),
             given=given,

@@ -30,6 +30,8 @@ class Op:
         in_place: True where the kernel can write an output into the buffer of an input of equal
             size that nothing reads later.
         in_place_rewritten: True where it can do so only once the step is rewritten.
+        overwritable: False where no op can write over the outputs.
+        freed_first: inputs that it no longer needs when it allocates its outputs.
         expensive: True where the output is worth keeping (matrix products and the like).
         again: True for a loop whose gradient recomputes its rounds, so that a second run of the
             loop is the third of its rounds.
@@ -47,16 +49,25 @@ class Op:
     postponed: bool = False
     in_place: bool = False
     in_place_rewritten: bool = False
+    overwritable: bool = True
+    freed_first: tuple[int, ...] = ()
     expensive: bool = False
     again: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
-    """A buffer of the step: its name and its bytes."""
+    """A buffer of the step.
+
+    Attributes:
+        name: its name.
+        bytes: its bytes.
+        apart: the bytes of a result that lies in memory of the caller, and so has no `bytes`.
+    """
 
     name: str
     bytes: int
+    apart: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +110,8 @@ class Problem:
             here; None where the order of the ops is fixed.
         barriers: whether backward ops of the rewritten step read what the forward pass makes
             through barriers: nothing is written over what lies behind one.
+        packed: whether each tensor has one place in a block of memory for the whole step, so that
+            gaps between tensors count: see `planning.packing`.
     """
 
     ops: tuple[Op, ...]
@@ -107,6 +120,7 @@ class Problem:
     as_executed: tuple[int, ...] = ()
     waits: tuple[tuple[int, ...], ...] | None = None
     barriers: bool = False
+    packed: bool = False
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -206,18 +220,19 @@ class Problem:
         here, size = self.made_here, self.sizes.tolist()
         rows = [[t for t in op.inputs if t in here] for op in self.ops]
         fits = [
-            op.in_place
-            and any(size[made] == size[t] for made in op.outputs)
-            and not self._behind_barrier(op, t)
+            any(size[made] == size[t] for made in op.outputs)
+            and (t in op.freed_first or self._overwrites(op, t))
             for op, row in zip(self.ops, rows, strict=True)
             for t in row
         ]
         return _edges(rows, fits)
 
-    def _behind_barrier(self, op: Op, tensor: int) -> bool:
-        """Whether the rewritten op reads a tensor of the forward pass through a barrier."""
-        of_forward = op.backward and not self.ops[self.made_by[tensor]].backward
-        return self.barriers and of_forward and not op.in_place_rewritten
+    def _overwrites(self, op: Op, tensor: int) -> bool:
+        """Whether the rewritten op can write over an input, once nothing else reads that."""
+        maker = self.ops[self.made_by[tensor]]
+        behind_barrier = self.barriers and op.backward and not maker.backward
+        direct = op.in_place_rewritten or not behind_barrier
+        return op.in_place and direct and maker.overwritable
 
     @functools.cached_property
     def makes(self) -> Edges:

@@ -17,9 +17,10 @@ import networkx as nx
 from memory_saving_gradients.console.progress_bar import bar
 from memory_saving_gradients.planning.bounds import certified
 from memory_saving_gradients.planning.labels import Labels
+from memory_saving_gradients.planning.packing import allocated
 from memory_saving_gradients.planning.plan_data import LoopPlan, PiecesPlan, PlanData
 from memory_saving_gradients.planning.problem import Op, Problem, Tensor
-from memory_saving_gradients.planning.simulate import plain_peak, simulate
+from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.report import export, page, summary
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Plan(PlanData):
             self,
             problem=problem,
             baseline_peak_bytes=plain_peak(problem),
-            peak_bytes=simulate(problem, self.schedule).peak,
+            peak_bytes=allocated(problem, self.schedule),
             batch_size=batch_size,
             batch_assumed=False,
             baseline_one_thread_bytes=None,

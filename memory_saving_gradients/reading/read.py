@@ -290,8 +290,12 @@ def _problem(
     """The problem, in the order of `ops`."""
     buffers, step = walk.buffers, walk.step
     moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in ops}
-    seconds = costs.seconds
+    seconds, masked = costs.seconds, buffers.kernels.masked
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in ops] or [0.0]))
+
+    def _mask(tensor: tf.Tensor) -> int:
+        return buffers.bytes(tensor) // tensor.dtype.size  # a byte an element
+
     made = [
         Op(
             name=op.name,
@@ -301,11 +305,13 @@ def _problem(
             outputs=makes(op, tensor_of, buffers),
             cost=seconds[op.name],
             reused=normalisation.REUSED if reuses_statistics(op, step.runtime, tensor_of) else 0.0,
-            workspace=costs.workspaces[op.name],
+            workspace=costs.workspaces[op.name] + sum(map(_mask, masked.get(op, ()))),
             backward=op in walk.backward,
             pinned=op in pinned,
             in_place=op in buffers.kernels.in_place,
             in_place_rewritten=op in buffers.kernels.in_place_rewritten,
+            overwritable=op not in buffers.kernels.calls,
+            freed_first=numbers(masked.get(op, ()), tensor_of),
             expensive=op.type in kinds.EXPENSIVE
             or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
             again=op.type in calls.LOOPS and AGAIN in op.node_def.attr,
@@ -313,9 +319,14 @@ def _problem(
         for op in ops
     ]
     live_out = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
-    if step.runtime.results_apart:
-        tensors = [Tensor(t.name, 0 if i in live_out else t.bytes) for i, t in enumerate(tensors)]
-    return Problem(tuple(made), tuple(tensors), live_out, barriers=step.runtime.barriers)
+    apart = step.runtime.results_apart
+    if apart:
+        tensors = [
+            Tensor(t.name, 0, t.bytes) if i in live_out else t for i, t in enumerate(tensors)
+        ]
+    return Problem(
+        tuple(made), tuple(tensors), live_out, barriers=step.runtime.barriers, packed=apart
+    )
 
 
 def reuses_statistics(op: tf.Operation, runtime: Runtime, tensor_of: Container[str]) -> bool:

@@ -14,11 +14,11 @@ scripts/benchmarks/xla.py with what XLA:GPU compiles for the test models.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds, order
+from memory_saving_gradients.graph import kinds, normalisation, order
 
 #: Ops that are fused into their readers. `Slice`, of which the gradients of concatenations are
 #: made, is not among them: see `rewriting.gates.Gates`.
@@ -53,6 +53,17 @@ _ELEMENT_WISE = kinds.IN_PLACE | frozenset(
     """Cast Cosh FloorDiv FloorMod FusedBatchNorm FusedBatchNormGrad FusedBatchNormGradV2
     FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Mod Sinh SoftsignGrad Xlog1py""".split()
 )
+#: Ops for which XLA:GPU calls cuDNN. A call also returns scratch space, so its result is an element
+#: of a tuple; XLA writes over no such element.
+_CALLS = frozenset(
+    """Conv2D Conv3D Conv2DBackpropInput Conv3DBackpropInputV2 Conv2DBackpropFilter
+    Conv3DBackpropFilterV2 DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput
+    DepthwiseConv2dNativeBackpropFilter""".split()
+)
+
+#: Gradients that need of their second input only where it is positive.
+_MASKING = frozenset({"LeakyReluGrad", "ReluGrad", "Relu6Grad"})
+
 _SOFTMAX = frozenset({"LogSoftmax", "Softmax"})
 
 
@@ -64,11 +75,15 @@ class Kernels:
         made_of: by name of a tensor that has no buffer, the tensors that it is computed from.
         in_place: the ops that can write over an input that nothing reads later.
         in_place_rewritten: those of them that can do so only once the step is rewritten.
+        calls: the ops that a library computes, with results that nothing writes over.
+        masked: by op, the inputs of which its first kernel makes masks for the next one.
     """
 
     made_of: dict[str, tuple[tf.Tensor, ...]]
     in_place: set[tf.Operation]
     in_place_rewritten: set[tf.Operation]
+    calls: Collection[tf.Operation] = ()
+    masked: dict[tf.Operation, tuple[tf.Tensor, ...]] = dataclasses.field(default_factory=dict)
 
 
 def kernels(
@@ -93,7 +108,8 @@ def kernels(
     into = fusible | _REDUCTIONS if on_gpu else fusible
     element_wise = _ELEMENT_WISE - (_SOFTMAX if on_gpu else kinds.CROSS_ENTROPIES)
     returned = {kinds.owner(t).name for t in results}
-    found = Kernels({}, set(), set())
+    calls = {op for op in operations if on_gpu and op.type in _CALLS}
+    found = Kernels({}, set(), set(), calls)
     sources_of = found.made_of
     depth: dict[str, int] = {}
     in_order: set[str] = set()  # tensors without a buffer, computed element by element
@@ -106,6 +122,8 @@ def kernels(
         over_logits = op.type in kinds.CROSS_ENTROPIES or any(
             t.name in of_logits for t in op.inputs
         )
+        if on_gpu and (read_first := _masked(op, sources_of)):
+            found.masked[op] = read_first
         orderly = all(t.name in in_order for t in op.inputs if t.name in sources_of)
         for i, tensor in enumerate(op.outputs):
             shown = kinds.shown_input(op, i)
@@ -136,3 +154,19 @@ def kernels(
                 if over_logits:
                     found.in_place_rewritten.add(op)
     return found
+
+
+def _masked(op: tf.Operation, fused: Container[str]) -> tuple[tf.Tensor, ...]:
+    """The input of which the first kernel of a batch normalisation's gradient makes a mask.
+
+    The first kernel sums the gradients, the second one computes each element. Behind a ReLU both
+    need to know where its output is positive: the second one reads that from the mask.
+    """
+    if op.type not in normalisation.GRADIENTS:
+        return ()
+    gradient = kinds.owner(op.inputs[0])
+    if gradient.name not in fused or gradient.op.type not in _MASKING:
+        return ()
+    features = kinds.owner(gradient.op.inputs[1])
+    also_normalised = features.name == kinds.owner(op.inputs[1]).name
+    return () if features.name in fused or also_normalised else (features,)
