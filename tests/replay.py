@@ -7,6 +7,7 @@ def replay(problem: Problem, schedule) -> int:
     """Runs a schedule step by step with reference counts; returns the peak, checks the rules."""
     produced = {t for op in problem.ops for t in op.outputs}
     forward = {t for op in problem.ops if not op.backward for t in op.outputs}
+    fixed = {t for op in problem.ops if not op.overwritable for t in op.outputs}
     seen_before: dict[int, int] = {}
     for index in schedule:
         op = problem.ops[index]
@@ -40,12 +41,14 @@ def replay(problem: Problem, schedule) -> int:
         assert {t for t, _ in inputs} == {t for t in op.inputs if t in produced}
         fresh = [(tensor, run) for tensor in op.outputs]
         total = sum(problem.tensors[t].bytes for t, _ in [*held, *fresh]) + op.workspace
+        sizes = {problem.tensors[t].bytes for t in op.outputs}
+        behind = forward if problem.barriers and op.backward else set()
+        over = set(op.freed_first)
         if op.in_place:
-            sizes = {problem.tensors[t].bytes for t in op.outputs}
-            behind = forward if problem.barriers and op.backward else ()
-            over = [(t, r) for t, r in inputs if t not in behind]
-            last = [problem.tensors[t].bytes for t, r in over if max(readers[t, r]) == run]
-            total -= max((size for size in last if size in sizes), default=0)
+            over |= set(op.inputs) - behind - fixed
+        last = [t for t, r in inputs if t in over and max(readers[t, r]) == run]
+        lent = [problem.tensors[t].bytes for t in last]
+        total -= max((size for size in lent if size in sizes), default=0)
         peak = max(peak, total)
         held.update(fresh)
         held = {copy for copy in held if any(reader > run for reader in readers[copy])}

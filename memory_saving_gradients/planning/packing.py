@@ -44,12 +44,12 @@ def allocated(problem: Problem, schedule: Schedule) -> int:
 
     Example:
         >>> from memory_saving_gradients.planning.problem import Op, Problem, Tensor
-        >>> ops = (Op("a", (), (0,)), Op("b", (0,), (1,)), Op("c", (1,), (2,)), Op("d", (2,), (3,)))
-        >>> tensors = (Tensor("a:0", 4), Tensor("b:0", 2), Tensor("c:0", 5), Tensor("d:0", 1))
+        >>> ops = (Op("a", (), (0,)), Op("b", (0,), (1,)), Op("c", (0,), (2,)), Op("d", (2,), (3,)))
+        >>> tensors = (Tensor("a:0", 2), Tensor("b:0", 5), Tensor("c:0", 1), Tensor("d:0", 5))
         >>> allocated(Problem(ops, tensors), range(4))
         7
         >>> allocated(Problem(ops, tensors, packed=True), range(4))
-        7
+        8
     """
     simulation = simulate(problem, schedule)
     if not problem.packed:
@@ -127,7 +127,7 @@ def _block(buffers: list[_Buffer]) -> int:
         below = np.maximum.accumulate(np.concatenate([[0], ends[order]]))
         gaps = np.append(starts[order], _UNLIMITED) - below
         gaps[gaps < buffer.size] = _UNLIMITED
-        place = below[gaps.argmin()] if gaps.min() < _UNLIMITED else below[-1]
+        place = below[gaps.argmin()]
         first[count], last[count] = buffer.first, buffer.last
         start[count], end[count] = place, place + buffer.size
     return int(end.max(initial=0))

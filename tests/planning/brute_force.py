@@ -48,9 +48,12 @@ def cheapest(problem: Problem, budget: int) -> float | None:
             seconds = op.cost * (1 - op.reused * (index in ran))
             if need <= budget:
                 reach((after, ran | {index}), cost + seconds)
-            for tensor in inputs if op.in_place else ():
-                behind = problem.barriers and op.backward and not ops[made_by[tensor]].backward
-                fits = not behind and any(size[made] == size[tensor] for made in op.outputs)
+            for tensor in inputs:
+                maker = ops[made_by[tensor]]
+                behind = problem.barriers and op.backward and not maker.backward
+                over = op.in_place and not behind and maker.overwritable
+                over |= tensor in op.freed_first
+                fits = over and any(size[made] == size[tensor] for made in op.outputs)
                 if fits and need - size[tensor] <= budget:
                     reach((after - {tensor}, ran | {index}), cost + seconds)
     return None

@@ -37,6 +37,8 @@ def problems(draw, most_forward: int = 12) -> Problem:
                 reused=draw(st.sampled_from([0.0, 0.0, 0.5])),
                 workspace=draw(st.sampled_from([0, 0, 4])),
                 in_place=draw(st.booleans()),
+                overwritable=draw(st.booleans()),
+                freed_first=tuple(inputs[:1]) if draw(st.booleans()) else (),
                 **kinds,
             )
         )

@@ -46,6 +46,17 @@ def test_nothing_is_written_over_what_lies_behind_a_barrier():
     assert plain_peak(step) == 8
 
 
+def test_what_is_freed_first_makes_room_for_the_output_even_behind_a_barrier():
+    ops = (
+        Op("f", (), (0,), overwritable=False),
+        Op("b", (0,), (1,), backward=True, in_place=True),
+        Op("c", (0, 1), (2,), backward=True, freed_first=(0,)),
+    )
+    tensors = tuple(Tensor(f"{name}:0", 8) for name in "fbc")
+    step = Problem(ops, tensors, frozenset({2}), barriers=True)
+    assert simulate(step, [0, 1, 2]).timeline.tolist() == [8, 16, 16]
+
+
 def test_output_that_nothing_reads_is_freed_at_once():
     tensors = (Tensor("a:0", 8), Tensor("a:1", 100), Tensor("b:0", 1))
     step = Problem((Op("a", (), (0, 1)), Op("b", (0,), (2,))), tensors, frozenset({2}))
