@@ -18,6 +18,7 @@ import numpy as np
 
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.simulate import Simulation, simulate
+from memory_saving_gradients.planning.stretches import parts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,10 +73,24 @@ def _buffers(problem: Problem, schedule: Schedule, simulation: Simulation) -> li
     ends_of: dict[int, list[int]] = {}
     for copy in np.flatnonzero((last > made) & (last < len(runs)) & (size[tensor] > 0)).tolist():
         ends_of.setdefault(int(last[copy]), []).append(copy)
+    barriers = np.array(
+        sorted({p for part in parts(problem, runs.tolist()) for p in part})
+        if problem.barriers
+        else []
+    )
+    passed = np.searchsorted(barriers, made, side="right") < np.searchsorted(
+        barriers, last, side="right"
+    )
     for entry, copies in ends_of.items():
+        op = problem.ops[runs[entry]]
         edges = slice(reads.start[runs[entry]], reads.start[runs[entry] + 1])
         fits = set(reads.tensor[edges][reads.fits[edges]].tolist())
-        candidates = [copy for copy in copies if int(tensor[copy]) in fits]
+        candidates = [
+            copy
+            for copy in copies
+            if int(tensor[copy]) in fits
+            and (not passed[copy] or int(tensor[copy]) in op.freed_first or op.in_place_rewritten)
+        ]
         if candidates:
             largest = max(candidates, key=lambda copy: int(size[tensor[copy]]))
             written_over[largest] = makes[entry, int(size[tensor[largest]])]

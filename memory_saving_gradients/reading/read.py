@@ -319,14 +319,36 @@ def _problem(
         for op in ops
     ]
     live_out = frozenset(tensor_of[t.name] for t in step.to_end if t.name in tensor_of)
-    apart = step.runtime.results_apart
-    if apart:
-        tensors = [
-            Tensor(t.name, 0, t.bytes) if i in live_out else t for i, t in enumerate(tensors)
-        ]
+    runtime = step.runtime
+    if runtime.results_apart:
+        tensors = _apart(tensors, live_out, tensor_of, buffers)
     return Problem(
-        tuple(made), tuple(tensors), live_out, barriers=step.runtime.barriers, packed=apart
+        tuple(made),
+        tuple(tensors),
+        live_out,
+        barriers=runtime.barriers,
+        packed=runtime.results_apart,
     )
+
+
+def _apart(
+    tensors: Sequence[Tensor],
+    live_out: Container[int],
+    tensor_of: Mapping[str, int],
+    buffers: Buffers,
+) -> list[Tensor]:
+    """The tensors, with results, and what accumulates in the memory of one, apart."""
+    accumulated = buffers.kernels.accumulated
+    sums = {tensor_of.get(name): tensor_of.get(total.name) for name, total in accumulated.items()}
+    results = set(sums.values())
+    outside = []
+    for i, tensor in enumerate(tensors):
+        if sums.get(i) in live_out or (i in live_out and i not in results):
+            tensor = Tensor(tensor.name, 0, apart=tensor.bytes)
+        elif i in live_out:
+            tensor = Tensor(tensor.name, 0)
+        outside.append(tensor)
+    return outside
 
 
 def reuses_statistics(op: tf.Operation, runtime: Runtime, tensor_of: Container[str]) -> bool:

@@ -14,7 +14,7 @@ scripts/benchmarks/xla.py with what XLA:GPU compiles for the test models.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -76,6 +76,7 @@ class Kernels:
         in_place: the ops that can write over an input that nothing reads later.
         in_place_rewritten: those of them that can do so only once the step is rewritten.
         calls: the ops that a library computes, with results that nothing writes over.
+        accumulated: by tensor that other rows are added to in place, by name, the sum.
         masked: by op, the inputs of which its first kernel makes masks for the next one.
     """
 
@@ -83,6 +84,7 @@ class Kernels:
     in_place: set[tf.Operation]
     in_place_rewritten: set[tf.Operation]
     calls: Collection[tf.Operation] = ()
+    accumulated: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     masked: dict[tf.Operation, tuple[tf.Tensor, ...]] = dataclasses.field(default_factory=dict)
 
 
@@ -122,15 +124,18 @@ def kernels(
         over_logits = op.type in kinds.CROSS_ENTROPIES or any(
             t.name in of_logits for t in op.inputs
         )
-        if on_gpu and (read_first := _masked(op, sources_of)):
-            found.masked[op] = read_first
+        if on_gpu and (masked := _masked(op, found)):
+            found.masked[op] = masked
         orderly = all(t.name in in_order for t in op.inputs if t.name in sources_of)
         for i, tensor in enumerate(op.outputs):
             shown = kinds.shown_input(op, i)
             readers = [reader for reader in order.readers(tensor) if reader in ours]
             times, size = len(readers), bytes_of.get(tensor.name, 0)
             over = orderly and (shown is not None or op.type in element_wise)
-            if shown is not None:
+            if shown is None and (dense := _added_to(tensor, readers)) is not None:
+                fused = on_gpu
+                found.accumulated[dense.name] = readers[0].outputs[0]
+            elif shown is not None:
                 fused = op.inputs[shown].name in sources_of
             else:
                 fused = (
@@ -156,17 +161,31 @@ def kernels(
     return found
 
 
-def _masked(op: tf.Operation, fused: Container[str]) -> tuple[tf.Tensor, ...]:
-    """The input of which the first kernel of a batch normalisation's gradient makes a mask.
+def _masked(op: tf.Operation, found: Kernels) -> tuple[tf.Tensor, ...]:
+    """The inputs of which an earlier kernel makes masks.
 
-    The first kernel sums the gradients, the second one computes each element. Behind a ReLU both
-    need to know where its output is positive: the second one reads that from the mask.
+    The gradient of a batch normalisation, or what it is fused into, takes two kernels: the first
+    one sums the gradients, the second one computes each element. Behind a ReLU both need to know
+    where its output is positive: the second one reads that from the mask.
     """
-    if op.type not in normalisation.GRADIENTS:
-        return ()
-    gradient = kinds.owner(op.inputs[0])
-    if gradient.name not in fused or gradient.op.type not in _MASKING:
-        return ()
-    features = kinds.owner(gradient.op.inputs[1])
-    also_normalised = features.name == kinds.owner(op.inputs[1]).name
-    return () if features.name in fused or also_normalised else (features,)
+    fused, masked, others = found.made_of, dict[str, tf.Tensor](), set[str]()
+    for tensor in map(kinds.owner, op.inputs):
+        features = found.masked.get(tensor.op, ()) if tensor.name in fused else ()
+        if op.type in normalisation.GRADIENTS and tensor.op.type in _MASKING:
+            features = (kinds.owner(tensor.op.inputs[1]),) if tensor.name in fused else ()
+        masked.update((t.name, t) for t in features)
+        if not features:
+            others |= {t.name for t in fused.get(tensor.name, (tensor,))}
+    return tuple(t for name, t in masked.items() if name not in others and name not in fused)
+
+
+def _added_to(tensor: tf.Tensor, readers: Sequence[tf.Operation]) -> tf.Tensor | None:
+    """The dense tensor that a sum adds rows to; None if `tensor` is not such rows.
+
+    The gradient of an embedding that is also multiplied with is a sum of a dense tensor and of
+    rows. XLA adds each row in place.
+    """
+    if tensor.op.type != "UnsortedSegmentSum" or [r.type for r in readers] != ["AddN"]:
+        return None
+    dense = [t for t in readers[0].inputs if t.op.type != "UnsortedSegmentSum"]
+    return kinds.owner(dense[0]) if len(dense) == 1 else None
