@@ -597,6 +597,11 @@ def set_unmerged(op: tf.Operation) -> None:
         op._set_attr(name, attr_value_pb2.AttrValue(b=True))
 
 
+def is_unmerged(op: tf.Operation) -> bool:
+    """Whether `set_unmerged` was called for `op`."""
+    return UNMERGED[0] in op.node_def.attr
+
+
 def traces(function: Any) -> list[Any]:
     """The concrete functions of a `tf.function` that have been traced so far.
 

@@ -71,14 +71,18 @@ class _Together:
             for tensor in problem.ops[op].inputs:
                 self._readers[tensor].append(op)
         self._unread = [len(readers) for readers in self._readers]
-        # By op, the earliest and the latest activation that it reads.
-        reads = [
-            [i for t in op.inputs if 0 <= (i := self._made_by[t]) < self._first]
-            for op in problem.ops
-        ]
+        # By op, the earliest and the latest activation that it reads. One counts as long as the
+        # forward pass reads it: there it is alive in any case.
         none = len(problem.ops)
-        self._earliest_read = [min(activations, default=none) for activations in reads]
-        self._latest_read = [max(activations, default=none) for activations in reads]
+        _, last_read = problem.forward_spans
+        reads = [
+            [t for t in op.inputs if 0 <= self._made_by[t] < self._first] for op in problem.ops
+        ]
+        self._earliest_read = [
+            min((max(self._made_by[t], int(last_read[t])) for t in read), default=none)
+            for read in reads
+        ]
+        self._latest_read = [max((self._made_by[t] for t in read), default=none) for read in reads]
         # The backward pass reads the activations in reverse; no group may read earlier ones yet.
         self._latest = len(problem.ops)
 

@@ -63,49 +63,44 @@ def allocated(problem: Problem, schedule: Schedule) -> int:
 
 def _buffers(problem: Problem, schedule: Schedule, simulation: Simulation) -> list[_Buffer]:
     """All memory besides the results; a tensor written over another one shares its buffer."""
-    runs, size = np.asarray(schedule, dtype=np.int64), problem.sizes
-    tensor, made, last = simulation.tensor, simulation.made, simulation.last
-    makes: dict[tuple[int, int], int] = {}  # copy by the entry that makes it, and its size
-    for copy in range(len(tensor) - 1, -1, -1):
-        makes[int(made[copy]), int(size[tensor[copy]])] = copy
-    reads = problem.reads
-    written_over: dict[int, int] = {}  # copy to the one that is written over it
-    ends_of: dict[int, list[int]] = {}
-    for copy in np.flatnonzero((last > made) & (last < len(runs)) & (size[tensor] > 0)).tolist():
-        ends_of.setdefault(int(last[copy]), []).append(copy)
-    barriers = np.array(
-        sorted({p for part in parts(problem, runs.tolist()) for p in part})
-        if problem.barriers
-        else []
-    )
-    passed = np.searchsorted(barriers, made, side="right") < np.searchsorted(
-        barriers, last, side="right"
-    )
-    for entry, copies in ends_of.items():
-        op = problem.ops[runs[entry]]
-        edges = slice(reads.start[runs[entry]], reads.start[runs[entry] + 1])
-        fits = set(reads.tensor[edges][reads.fits[edges]].tolist())
-        candidates = [
-            copy
-            for copy in copies
-            if int(tensor[copy]) in fits
-            and (not passed[copy] or int(tensor[copy]) in op.freed_first or op.in_place_rewritten)
-        ]
-        if candidates:
-            largest = max(candidates, key=lambda copy: int(size[tensor[copy]]))
-            written_over[largest] = makes[entry, int(size[tensor[largest]])]
-    buffers = [
-        _Buffer(scratch, entry, entry)
-        for entry, scratch in enumerate(problem.workspaces[runs].tolist())
-        if scratch
-    ]
-    for copy in set(range(len(tensor))).difference(written_over.values()):
+    runs, size = np.asarray(schedule, dtype=np.int64), problem.sizes[simulation.tensor].tolist()
+    made, last = simulation.made.tolist(), simulation.last.tolist()
+    over = _written_over(problem, runs, simulation)
+    buffers = []
+    for copy in set(range(len(size))).difference(over.values()):
         end = copy
-        while end in written_over:
-            end = written_over[end]
-        if size[tensor[copy]]:
-            buffers.append(_Buffer(int(size[tensor[copy]]), int(made[copy]), int(last[end])))
-    return buffers
+        while end in over:
+            end = over[end]
+        if size[copy]:
+            buffers.append(_Buffer(size[copy], made[copy], last[end]))
+    scratch = enumerate(problem.workspaces[runs].tolist())
+    return buffers + [_Buffer(bytes_, entry, entry) for entry, bytes_ in scratch if bytes_]
+
+
+def _written_over(problem: Problem, runs: np.ndarray, simulation: Simulation) -> dict[int, int]:
+    """The copy of a tensor that is written over each copy, by their numbers.
+
+    Nothing is written over what passes a barrier.
+    """
+    tensor, made, last = simulation.tensor, simulation.made, simulation.last
+    size, reads = problem.sizes[tensor], problem.reads
+    made_at = {(int(made[i]), int(size[i])): i for i in reversed(range(len(tensor)))}
+    cuts = parts(problem, runs.tolist()) if problem.barriers else []
+    barriers = np.unique(np.array(cuts, dtype=np.int64))
+    passes = np.searchsorted(barriers, made, "right") < np.searchsorted(barriers, last, "right")
+    over: dict[int, int] = {}
+    largest_first = np.argsort(-size, kind="stable")
+    dying = (last > made) & (last < len(runs)) & (size > 0)
+    taken: set[int] = set()
+    for copy in largest_first[dying[largest_first]].tolist():
+        entry = int(last[copy])
+        op, edges = problem.ops[runs[entry]], slice(*reads.start[runs[entry] : runs[entry] + 2])
+        fits = tensor[copy] in reads.tensor[edges][reads.fits[edges]]
+        direct = not passes[copy] or tensor[copy] in op.freed_first or op.in_place_rewritten
+        if fits and direct and entry not in taken:
+            taken.add(entry)
+            over[copy] = made_at[entry, int(size[copy])]
+    return over
 
 
 def _outside_results(
@@ -113,9 +108,7 @@ def _outside_results(
 ) -> list[_Buffer]:
     """The buffers that do not lie in the memory of results."""
     made = zip(simulation.tensor.tolist(), simulation.made.tolist(), strict=True)
-    results = {t: entry for t, entry in made if problem.tensors[t].apart}  # as last made
-    spaces = [(problem.tensors[t].apart, entry) for t, entry in results.items()]
-    spaces.sort()  # the smallest first
+    spaces = sorted((problem.tensors[t].apart, at) for t, at in made if problem.tensors[t].apart)
     sizes = np.array([size for size, _ in spaces], dtype=np.int64)
     used: list[list[tuple[int, int]]] = [[] for _ in spaces]
     left = []

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import kinds, normalisation, order
+from memory_saving_gradients.graph import kinds, normalisation, order, tf_private
 
 #: Ops that are fused into their readers. `Slice`, of which the gradients of concatenations are
 #: made, is not among them: see `rewriting.gates.Gates`.
@@ -76,16 +76,16 @@ class Kernels:
         in_place: the ops that can write over an input that nothing reads later.
         in_place_rewritten: those of them that can do so only once the step is rewritten.
         calls: the ops that a library computes, with results that nothing writes over.
-        accumulated: by tensor that other rows are added to in place, by name, the sum.
         masked: by op, the inputs of which its first kernel makes masks for the next one.
+        accumulated: by name of a tensor that rows are added to in place, the sum.
     """
 
     made_of: dict[str, tuple[tf.Tensor, ...]]
     in_place: set[tf.Operation]
     in_place_rewritten: set[tf.Operation]
     calls: Collection[tf.Operation] = ()
-    accumulated: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
     masked: dict[tf.Operation, tuple[tf.Tensor, ...]] = dataclasses.field(default_factory=dict)
+    accumulated: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
 
 def kernels(
@@ -132,8 +132,8 @@ def kernels(
             readers = [reader for reader in order.readers(tensor) if reader in ours]
             times, size = len(readers), bytes_of.get(tensor.name, 0)
             over = orderly and (shown is not None or op.type in element_wise)
-            if shown is None and (dense := _added_to(tensor, readers)) is not None:
-                fused = on_gpu
+            if on_gpu and (dense := _added_to(tensor, readers)) is not None:
+                fused = True
                 found.accumulated[dense.name] = readers[0].outputs[0]
             elif shown is not None:
                 fused = op.inputs[shown].name in sources_of
@@ -141,6 +141,7 @@ def kernels(
                 fused = (
                     op.type in fusible
                     and deep < _DEEPEST
+                    and not (op.type == "AddN" and tf_private.is_unmerged(op))  # a running sum
                     and tensor.name not in returned
                     and all(reader.type in into for reader in readers)
                     and not any(map(kinds.is_gate, tensor.consumers()))  # a gate passes buffers

@@ -36,7 +36,6 @@ class Runtime(abc.ABC):
         threads: how many ops run in parallel, unless the options of a session say otherwise.
         obeys_control_edges: whether ops wait for control inputs.
         runs_in_sessions: whether a `tf.compat.v1.Session` can run the step.
-        keeps_running_sums: whether running sums stay, and are not merged into one sum.
         results_apart: whether the results of a step are in memory that belongs to its caller.
         copies_gathered: whether reading a variable that is also gathered from makes a copy of it.
         lists_refer: whether a list refers to its elements; else it has copies of them.
@@ -47,7 +46,6 @@ class Runtime(abc.ABC):
     threads = 1
     obeys_control_edges = True
     runs_in_sessions = True
-    keeps_running_sums = True
     results_apart = False
     copies_gathered = True
     lists_refer = True
@@ -60,6 +58,11 @@ class Runtime(abc.ABC):
     def barriers(self) -> bool:
         """Whether a rewritten step reads kept and recomputed tensors through barriers."""
         return False
+
+    @property
+    def keeps_running_sums(self) -> bool:
+        """Whether running sums stay, and are not merged into one sum."""
+        return True
 
     @abc.abstractmethod
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:

@@ -29,7 +29,6 @@ class Xla(Runtime):
 
     obeys_control_edges = False
     runs_in_sessions = False
-    keeps_running_sums = False
     results_apart = True
     copies_gathered = False
     lists_refer = False
@@ -42,6 +41,10 @@ class Xla(Runtime):
     @property
     def barriers(self) -> bool:
         return self.on_gpu  # XLA:CPU moves ops across them
+
+    @property
+    def keeps_running_sums(self) -> bool:
+        return self.barriers  # they hold what is added before one
 
     def kernels(
         self,

@@ -36,14 +36,7 @@ NEEDS_COMPILER = pytest.mark.skipif(
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [
-        *((name, "speed") for name in ("chain", "unet", "resnet50", "densenet")),
-        *((name, "memory") for name in ("unet", "densenet")),
-        *(
-            pytest.param(name, "memory", marks=pytest.mark.xfail(reason="packed with gaps"))
-            for name in ("chain", "resnet50")
-        ),
-    ],
+    [(n, s) for n in ("chain", "unet", "resnet50", "densenet") for s in ("memory", "speed")],
 )
 @pytest.mark.slow
 def test_predictions_hold(name, strategy):
