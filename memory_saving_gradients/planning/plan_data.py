@@ -111,8 +111,14 @@ class PlanData:
 
     @property
     def allowed_bytes(self) -> int:
-        """The budget, in bytes; the peak, if there is none."""
-        return self.peak_bytes if self.budget_bytes is None else self.budget_bytes
+        """The budget, in bytes; the peak, if there is none.
+
+        If tensors are laid out in the memory of results, more bytes may be alive: see `packing`.
+        """
+        allowed = self.peak_bytes if self.budget_bytes is None else self.budget_bytes
+        if self.problem.packed:
+            allowed = max(allowed, simulate(self.problem, self.schedule).peak)
+        return allowed
 
     @property
     def gap(self) -> float | None:
