@@ -290,11 +290,7 @@ def least_peak(problem: Problem) -> int:
     size = problem.sizes
     most = 0
     for op in problem.ops:
-        lent = (
-            max((int(size[t]) for t in op.inputs), default=0)
-            if op.in_place or op.freed_first
-            else 0
-        )
+        lent = _lent(problem, op)
         touched = [t for t in (*op.inputs, *op.outputs) if t in problem.made_here]
         most = max(most, op.workspace + int(size[touched].sum()) - lent)
     return most

@@ -92,6 +92,10 @@ class Buffers:
     def bytes(self, tensor: tf.Tensor) -> int:
         return self._bytes.get(tensor.name, 0)
 
+    def mask_bytes(self, op: tf.Operation) -> int:
+        """The bytes of the masks that an op's first kernel makes: one for each element."""
+        return sum(self.bytes(t) // t.dtype.size for t in self.kernels.masked.get(op, ()))
+
     def matters(self, tensor: tf.Tensor) -> bool:
         return self.bytes(tensor) > self._largest_left_out
 

@@ -69,5 +69,6 @@ class Growth:
         }
         for name, size in self.scratch.items():
             op = graph.get_operation_by_name(name)
-            grown[name] = (self.runtime.scratch(op, larger) - size) / more
+            needed = self.runtime.scratch(op, larger) + buffers.mask_bytes(op)
+            grown[name] = (needed - size) / more
         return grown

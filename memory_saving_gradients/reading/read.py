@@ -251,7 +251,7 @@ class _Costs:
 
     Attributes:
         seconds: the seconds.
-        scratch: the bytes of the ops' own scratch space, as the runtime tells it.
+        scratch: the bytes of the ops' own scratch space, as the runtime tells it, and of masks.
         workspaces: the bytes with those of the functions that ops call, or as measured.
     """
 
@@ -263,7 +263,7 @@ class _Costs:
 def _costs(walk: _Walk, ops: Sequence[tf.Operation], cost_model: str) -> _Costs:
     runtime, shapes = walk.step.runtime, walk.shapes
     seconds = estimate_seconds(ops, shapes, runtime.device)
-    scratch = {op.name: runtime.scratch(op, shapes) for op in ops}
+    scratch = {op.name: runtime.scratch(op, shapes) + walk.buffers.mask_bytes(op) for op in ops}
     workspaces = {**scratch}
     for op in ops:
         if calls.bodies(op):
@@ -290,12 +290,8 @@ def _problem(
     """The problem, in the order of `ops`."""
     buffers, step = walk.buffers, walk.step
     moved = {op: sum(buffers.bytes(t) for t in (*op.inputs, *op.outputs)) for op in ops}
-    seconds, masked = costs.seconds, buffers.kernels.masked
+    seconds, kernels = costs.seconds, buffers.kernels
     a_byte = float(np.median([seconds[op.name] / max(moved[op], 1) for op in ops] or [0.0]))
-
-    def _mask(tensor: tf.Tensor) -> int:
-        return buffers.bytes(tensor) // tensor.dtype.size  # a byte an element
-
     made = [
         Op(
             name=op.name,
@@ -305,13 +301,13 @@ def _problem(
             outputs=makes(op, tensor_of, buffers),
             cost=seconds[op.name],
             reused=normalisation.REUSED if reuses_statistics(op, step.runtime, tensor_of) else 0.0,
-            workspace=costs.workspaces[op.name] + sum(map(_mask, masked.get(op, ()))),
+            workspace=costs.workspaces[op.name],
             backward=op in walk.backward,
             pinned=op in pinned,
-            in_place=op in buffers.kernels.in_place,
-            in_place_rewritten=op in buffers.kernels.in_place_rewritten,
-            overwritable=op not in buffers.kernels.calls,
-            freed_first=numbers(masked.get(op, ()), tensor_of),
+            in_place=op in kernels.in_place,
+            in_place_rewritten=op in kernels.in_place_rewritten,
+            overwritable=op not in kernels.calls,
+            freed_first=numbers(kernels.masked.get(op, ()), tensor_of),
             expensive=op.type in kinds.EXPENSIVE
             or seconds[op.name] > max(_DEAR * moved[op] * a_byte, _NOTHING),
             again=op.type in calls.LOOPS and AGAIN in op.node_def.attr,
@@ -333,22 +329,19 @@ def _problem(
 
 def _apart(
     tensors: Sequence[Tensor],
-    live_out: Container[int],
+    live_out: frozenset[int],
     tensor_of: Mapping[str, int],
     buffers: Buffers,
 ) -> list[Tensor]:
-    """The tensors, with results, and what accumulates in the memory of one, apart."""
-    accumulated = buffers.kernels.accumulated
-    sums = {tensor_of.get(name): tensor_of.get(total.name) for name, total in accumulated.items()}
-    results = set(sums.values())
-    outside = []
-    for i, tensor in enumerate(tensors):
-        if sums.get(i) in live_out or (i in live_out and i not in results):
-            tensor = Tensor(tensor.name, 0, apart=tensor.bytes)
-        elif i in live_out:
-            tensor = Tensor(tensor.name, 0)
-        outside.append(tensor)
-    return outside
+    """The tensors; the bytes of results, and of what they accumulate in, are the caller's."""
+    found = buffers.kernels.accumulated.items()
+    sums = {tensor_of.get(name): tensor_of.get(total.name) for name, total in found}
+    begun = {i for i, total in sums.items() if total in live_out}
+    apart = live_out.difference(sums.values()) | begun
+    return [
+        Tensor(t.name, 0, t.bytes if i in apart else 0) if i in apart | live_out else t
+        for i, t in enumerate(tensors)
+    ]
 
 
 def reuses_statistics(op: tf.Operation, runtime: Runtime, tensor_of: Container[str]) -> bool:
