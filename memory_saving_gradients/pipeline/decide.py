@@ -16,6 +16,7 @@ from memory_saving_gradients.planning.packing import allocated
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import UNBOUNDED
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
+from memory_saving_gradients.planning.strategies import NEAR
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 
@@ -143,7 +144,7 @@ def _lowest(reading: Reading, request: Request, schedule: Schedule) -> Schedule:
     alive = simulate(reading.problem, schedule).peak
     others = (_schedule(reading, request, int(share * alive))[0] for share in _AROUND)
     sized = [(peak(reading, each), each) for each in (schedule, *others)]
-    most = min(size for size, _ in sized) / _WORTH_IT
+    most = (1 + NEAR) * min(size for size, _ in sized)
     near = (each for size, each in sized if size <= most)
     return min(near, key=lambda each: simulate(reading.problem, each).cost)
 
