@@ -16,7 +16,6 @@ from memory_saving_gradients.planning.packing import allocated
 from memory_saving_gradients.planning.problem import Problem, Schedule, baseline
 from memory_saving_gradients.planning.search import UNBOUNDED
 from memory_saving_gradients.planning.simulate import plain_peak, simulate
-from memory_saving_gradients.planning.strategies import NEAR
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.reading.read import Reading
 
@@ -27,9 +26,6 @@ _WORTH_IT = 0.99
 # The most schedules that are laid out for one budget, and the share of it that they should use.
 _LAYOUTS = 4
 _LEAST_USED = 0.97
-
-# For "memory", schedules with so many times the fewest bytes alive are laid out as well.
-_AROUND = (1.0, 1.05, 1.1)
 
 
 class WrongPlan(Refusal, ValueError):
@@ -115,11 +111,8 @@ def _within(reading: Reading, request: Request, budget: int | None) -> tuple[Sch
     """
     schedule, given = _schedule(reading, request, budget)
     problem = reading.problem
-    if request.plan or not problem.packed:
+    if budget is None or request.plan or not problem.packed:
         return schedule, given
-    if budget is None:
-        by_memory = request.strategy == "memory" and request.max_overhead is None
-        return _lowest(reading, request, schedule) if by_memory else schedule, given
     tried: list[tuple[int, float, Schedule]] = []  # the excess, the cost
     while True:
         size, simulation = peak(reading, schedule), simulate(problem, schedule)
@@ -131,22 +124,6 @@ def _within(reading: Reading, request: Request, budget: int | None) -> tuple[Sch
             break
         schedule, _ = _schedule(reading, request, int(simulation.peak * budget / size))
     return min(tried, key=lambda one: one[:2])[2], given
-
-
-def _lowest(reading: Reading, request: Request, schedule: Schedule) -> Schedule:
-    """The cheapest of some schedules whose tensors need nearly the least as they are laid out.
-
-    Args:
-        reading: the step.
-        request: the request for "memory".
-        schedule: the schedule in which the fewest bytes are alive.
-    """
-    alive = simulate(reading.problem, schedule).peak
-    others = (_schedule(reading, request, int(share * alive))[0] for share in _AROUND)
-    sized = [(peak(reading, each), each) for each in (schedule, *others)]
-    most = (1 + NEAR) * min(size for size, _ in sized)
-    near = (each for size, each in sized if size <= most)
-    return min(near, key=lambda each: simulate(reading.problem, each).cost)
 
 
 def _schedule(reading: Reading, request: Request, budget: int | None) -> tuple[Schedule, list[str]]:
