@@ -389,7 +389,8 @@ def _judged(problem: Problem, schedule: Schedule | None, at_most_plain: bool) ->
     plain = plain_peak(problem), float(problem.costs.sum())
     if schedule is None:
         return plain
-    found = allocated(problem, schedule), simulate(problem, schedule).cost
+    simulation = simulate(problem, schedule)
+    found = allocated(problem, schedule, simulation), simulation.cost
     return min(plain, found) if at_most_plain else found
 
 

@@ -115,7 +115,8 @@ def _within(reading: Reading, request: Request, budget: int | None) -> tuple[Sch
         return schedule, given
     tried: list[tuple[int, float, Schedule]] = []  # the excess, the cost
     while True:
-        size, simulation = peak(reading, schedule), simulate(problem, schedule)
+        simulation = simulate(problem, schedule)
+        size = allocated(problem, schedule, simulation)
         tried.append((max(0, size - budget), simulation.cost, schedule))
         is_plain = simulation.cost <= math.fsum(problem.costs)
         if size <= budget and (is_plain or size >= _LEAST_USED * budget):

@@ -33,7 +33,8 @@ def unreachable(
         given: the names of the given checkpoints, which are kept.
     """
     problem = reading.problem
-    simulation, lowest = simulate(problem, schedule), allocated(problem, schedule)
+    simulation = simulate(problem, schedule)
+    lowest = allocated(problem, schedule, simulation)
     entry = int(simulation.timeline.argmax())
     op = reading.operations[schedule[entry]]
     alive = (simulation.made <= entry) & (entry <= simulation.last)

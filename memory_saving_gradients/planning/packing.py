@@ -36,12 +36,13 @@ class _Buffer:
     last: int
 
 
-def allocated(problem: Problem, schedule: Schedule) -> int:
+def allocated(problem: Problem, schedule: Schedule, simulation: Simulation | None = None) -> int:
     """The bytes that a schedule takes: the most alive at once, or the block if they are laid out.
 
     Args:
         problem: the step.
         schedule: op indices in execution order.
+        simulation: its simulation, if that is known.
 
     Example:
         >>> from memory_saving_gradients.planning.problem import Op, Problem, Tensor
@@ -52,7 +53,7 @@ def allocated(problem: Problem, schedule: Schedule) -> int:
         >>> allocated(Problem(ops, tensors, packed=True), range(4))
         8
     """
-    simulation = simulate(problem, schedule)
+    simulation = simulation or simulate(problem, schedule)
     if not problem.packed:
         return simulation.peak
     buffers = _outside_results(problem, _buffers(problem, schedule, simulation), simulation)

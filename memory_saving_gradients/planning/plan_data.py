@@ -153,7 +153,7 @@ class PlanData:
             strategy=strategy,
             budget_bytes=budget_bytes,
             baseline_peak_bytes=plain_peak(problem),
-            peak_bytes=allocated(problem, schedule),
+            peak_bytes=allocated(problem, schedule, planned),
             overhead=planned.cost / plain.cost - 1.0 if plain.cost else 0.0,
             checkpoints=tuple(dict.fromkeys([*given, *kept])),
             given=given,
