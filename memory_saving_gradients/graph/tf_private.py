@@ -515,6 +515,14 @@ def all_or_nothing() -> Iterator[Edits]:
         _undo.edits = around
 
 
+@contextlib.contextmanager
+def undone() -> Iterator[None]:
+    """Like `all_or_nothing`, but at its end all edits are undone."""
+    with all_or_nothing() as edits:
+        yield
+        take_back(edits)
+
+
 def can_be_undone(take_back: Callable[[], object]) -> None:
     """Registers `take_back`, which an error within `all_or_nothing` calls."""
     if getattr(_undo, "edits", None) is not None:

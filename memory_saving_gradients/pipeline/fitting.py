@@ -23,6 +23,7 @@ from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.reading.backward import BackwardPass
+from memory_saving_gradients.reading.copied import copied
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.rewrite import behind_gates, rewrite
 
@@ -114,24 +115,23 @@ def fit(reading: Reading, plan: Plan, request: Request) -> Plan:
         plain = temporary_bytes(reading.step, reading.sizes, request.device)
         budget = int(request.budget * plain) if isinstance(request.budget, float) else budget
     target = compiler.target(request.device)
+    copy = copied(reading)
 
     def compiled(plan: Plan) -> Plan:
         plan = plan if budget is None else _with_fewer_gates(plan)
-        follow(reading, plan)
+        with tf_private.undone():
+            follow(copy, plan)
+            allocated = temporary_bytes(copy.step, reading.sizes, request.device)
         return dataclasses.replace(
             plan,
-            compiled_peak_bytes=temporary_bytes(reading.step, reading.sizes, request.device),
+            compiled_peak_bytes=allocated,
             baseline_compiled_bytes=plain,
             compiled_for=target,
             budget_bytes=budget,
         )
 
-    with tf_private.all_or_nothing() as edits:
-        tried = _tried(reading, plan, request, compiled, edits)
-        chosen = _best(reading, tried, request, budget)
-        if chosen is not tried[-1] or not edits:
-            tf_private.take_back(edits)
-            follow(reading, chosen)
+    chosen = _best(reading, _tried(reading, plan, request, compiled), request, budget)
+    follow(reading, chosen)
     return chosen
 
 
@@ -153,33 +153,24 @@ def _best(reading: Reading, tried: Sequence[Plan], request: Request, budget: int
 
 
 def _tried(
-    reading: Reading,
-    plan: Plan,
-    request: Request,
-    compiled: Callable[[Plan], Plan],
-    edits: tf_private.Edits,
+    reading: Reading, plan: Plan, request: Request, compiled: Callable[[Plan], Plan]
 ) -> list[Plan]:
     """Some plans as compiled: the given one, then others whose predicted peak is adjusted.
-
-    The step is left as the last one rewrites it: a second time would add all its copies again.
 
     Args:
         reading: the step.
         plan: the first plan.
         request: the user's request.
-        compiled: rewrites and compiles the step.
-        edits: the edits that this makes.
+        compiled: compiles a copy of the step, rewritten by a plan.
     """
     tried = [compiled(plan)]
     while (allowed := _next_peak(tried, request.strategy)) is not None:
-        tf_private.take_back(edits)
         try:
             plan = decide(reading, dataclasses.replace(request, budget=allowed))
         except BudgetError:
             break
         tried.append(compiled(plan))
-    if request.strategy == "budget" and not any(map(_fits, tried)):
-        tf_private.take_back(edits)  # the plan of "memory" may fit nevertheless
+    if request.strategy == "budget" and not any(map(_fits, tried)):  # that of "memory" may fit
         by_memory = decide(reading, dataclasses.replace(request, strategy="memory", budget=None))
         tried.append(compiled(dataclasses.replace(by_memory, strategy=request.strategy)))
     return tried

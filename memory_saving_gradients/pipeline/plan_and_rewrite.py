@@ -95,7 +95,7 @@ def plan_and_rewrite(
 def as_compiled(step: BackwardPass, request: Request) -> Plan | None:
     """The plan for a step, with what XLA's compiler allocates; None if it saves nothing.
 
-    The step stays as it is; the graph keeps dead ops.
+    The step stays as it is.
 
     Args:
         step: the step, which XLA compiles.
@@ -105,14 +105,13 @@ def as_compiled(step: BackwardPass, request: Request) -> Plan | None:
         BudgetError: the plan misses the budget.
         CannotCompile: the compiler refuses the step, or is not installed.
     """
-    with tf_private.all_or_nothing() as edits:
+    with tf_private.undone():  # it is rewritten only to be compiled
         try:
             with tf_private.all_or_nothing():
                 plan = _plan_and_rewrite_one(step, request)
         except _SavesNothing:
             return None
         size = plan.compiled_peak_bytes or temporary_bytes(step, request.sizes, request.device)
-        tf_private.take_back(edits)  # it was rewritten only to be compiled
     return dataclasses.replace(plan, compiled_peak_bytes=size, compiled_for=target(request.device))
 
 

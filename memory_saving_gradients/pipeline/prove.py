@@ -24,6 +24,7 @@ from memory_saving_gradients.planning.simulate import plain_peak
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
 from memory_saving_gradients.proving.compiler import CannotCompile
+from memory_saving_gradients.reading.copied import copied
 from memory_saving_gradients.reading.measured_costs import CannotMeasure, stand_ins
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.rehearsal import added_bytes
@@ -41,10 +42,6 @@ _PERHAPS = 1.25
 _TOLERANCE = 1.06
 
 logger = logging.getLogger("memory_saving_gradients")
-
-
-class _Missed(Exception):
-    """The step exceeds the budget."""
 
 
 def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
@@ -71,7 +68,12 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
     if request.verify:
         try:
             return _first_proven(
-                reading, plan, request, budget, lambda plan, nodes: _measured(reading, plan)
+                reading,
+                copied(reading),
+                plan,
+                request,
+                budget,
+                lambda rewritten, plan, nodes: _measured(rewritten, plan),
             )
         except CannotMeasure as error:
             if not reading.step.after:
@@ -84,11 +86,10 @@ def apply(reading: Reading, plan: Plan, request: Request) -> Plan:
         fitting.follow(reading, plan)
         return plan
 
-    def rehearsed(plan: Plan, nodes: list[str]) -> tuple[int, Plan]:
-        return plan.peak_bytes + _added(reading, plan, nodes), plan
-
     try:
-        return _first_proven(reading, plan, request, int(budget * _TOLERANCE), rehearsed)
+        # In place: nearly all plans pass, and a copy takes long.
+        most = int(budget * _TOLERANCE)
+        return _first_proven(reading, reading, plan, request, most, _rehearsed)
     except BudgetError as error:
         warn(
             "memory_saving_gradients: after TensorFlow's own graph optimisations, this step may "
@@ -118,38 +119,44 @@ def _compiled(reading: Reading, plan: Plan, request: Request) -> Plan:
     return plan
 
 
-def _added(reading: Reading, plan: Plan, nodes: list[str]) -> int:
-    """The bytes by which the runtime's optimisations raise the peak of a rewritten step."""
-    ordered = reading.in_order_of(plan.problem)
-    return added_bytes(ordered, plan.schedule, nodes)
+def _rehearsed(rewritten: Reading, plan: Plan, nodes: list[str]) -> tuple[int, Plan]:
+    """The peak of a step as the runtime optimises it, in bytes, and the plan."""
+    ordered = rewritten.in_order_of(plan.problem)
+    return plan.peak_bytes + added_bytes(ordered, plan.schedule, nodes), plan
 
 
 def _first_proven(
     reading: Reading,
+    tried_on: Reading,
     plan: Plan,
     request: Request,
     most: int | None,
-    proof: Callable[[Plan, list[str]], tuple[int, Plan]],
+    proof: Callable[[Reading, Plan, list[str]], tuple[int, Plan]],
 ) -> Plan:
     """Rewrites the step by the first plan that is proven to need at most `most` bytes.
 
     Args:
         reading: the step.
+        tried_on: the step or a copy of it, on which plans are tried.
         plan: the first plan.
         request: the user's request.
         most: bytes, or None for any.
-        proof: called with a plan and the names of its runs; returns the peak, and the plan with the
-            result recorded.
+        proof: called with that step, rewritten by a plan, the plan, and the names of its runs;
+            returns the peak, and the plan with the result recorded.
     """
     budget = plan.budget_bytes
     tried: list[tuple[int, Plan]] = []
     for _ in range(_ROUNDS):
-        with contextlib.suppress(_Missed), tf_private.all_or_nothing():
-            peak, proven = proof(plan, fitting.follow(reading, plan))
-            tried.append((peak, proven))
-            if most is not None and peak > most:
-                raise _Missed
+        with tf_private.all_or_nothing() as edits:
+            peak, proven = proof(tried_on, plan, fitting.follow(tried_on, plan))
+            is_kept = most is None or peak <= most
+            if not is_kept or tried_on is not reading:
+                tf_private.take_back(edits)
+        if is_kept:
+            if tried_on is not reading:
+                fitting.follow(reading, plan)
             return dataclasses.replace(proven, budget_bytes=budget)
+        tried.append((peak, proven))
         allowed = int(plan.peak_bytes * (budget or 0) / peak * _MARGIN)
         try:
             plan = decide(reading, dataclasses.replace(request, budget=allowed))
@@ -185,15 +192,14 @@ def by_measurement(reading: Reading, request: Request, error: BudgetError) -> Pl
         if request.verify or error.lowest_peak_bytes > _PERHAPS * budget:
             return None
         lowest = decide(reading, dataclasses.replace(request, budget=error.lowest_peak_bytes))
-        with tf_private.all_or_nothing():
-            fitting.follow(reading, lowest)
-            peak, plan = _measured(reading, lowest)
-            if peak > budget:
-                raise _Missed
+        copy = copied(reading)
+        fitting.follow(copy, lowest)
+        peak, plan = _measured(copy, lowest)
+        if peak > budget:
+            return None
+        fitting.follow(reading, lowest)
         warn(_kept_by_run(error, "the plan of that peak", peak))
         return dataclasses.replace(plan, budget_bytes=budget)
-    except _Missed:
-        return None
     except Exception as unexpected:  # the caller raises the original error instead
         logger.info("this step is not measured: %s", unexpected)
         return None

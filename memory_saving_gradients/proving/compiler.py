@@ -113,7 +113,7 @@ def as_function(
     graph = step.graph
     operations = [*order.needed(t.op for t in returned)]
     shapes = Shapes(operations, given)
-    captured = tf_private.captured(graph)
+    captured = tf_private.captured(step.original or graph)
     needed = set(operations)
     # In the order of the graph: the same step, traced again, is the same program.
     placeholders = [

@@ -37,6 +37,7 @@ class BackwardPass:
             such ops need them; known at the end of the trace.
         live_out: the tensors that live to the end of the step; None if unknown.
         end_of_trace: the number of ops in the graph at the end of the trace, before any rewriting.
+        original: the graph that its graph is a copy of; None if it is no copy.
     """
 
     target: tf.Tensor
@@ -53,6 +54,7 @@ class BackwardPass:
     after: frozenset[tf.Operation] = frozenset()
     live_out: tuple[tf.Tensor, ...] | None = None
     end_of_trace: int = 0
+    original: tf.Graph | None = None
 
     @property
     def ends(self) -> dict[tf.Operation, None]:

@@ -41,6 +41,11 @@ def test_a_missed_budget_is_planned_again(graph, monkeypatch):
     assert len(calls) == 2
     assert plan.measured_peak_bytes <= plan.budget_bytes
     assert plan.peak_bytes < 0.85 * plan.budget_bytes
+    count = len(graph.get_operations())
+    with tf.Graph().as_default() as other:
+        once = build_v1(Chain(24, width=64), 1024)
+        gradients(once.loss, once.variables, plan=plan)
+    assert count == len(other.get_operations())  # the given up plan has left none
     plain = tf.gradients(step.loss, step.variables)
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
