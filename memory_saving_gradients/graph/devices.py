@@ -73,9 +73,16 @@ def described(device: str) -> Device:
         found = DEVICES[device]
     if found["type"] != "GPU":
         return found
-    architecture = found.get("environment", {}).get("architecture")
-    times = _TIMES_64.get(architecture, 1)
-    return found | {"num_cores": times * found["num_cores"]}
+    return found | {"num_cores": _times_64(found) * found["num_cores"]}
+
+
+def multiprocessors(gpu: Device) -> int:
+    """The number of multiprocessors of a GPU that is described for TensorFlow's estimator."""
+    return int(gpu["num_cores"]) // _times_64(gpu)
+
+
+def _times_64(gpu: Device) -> int:
+    return _TIMES_64.get(gpu.get("environment", {}).get("architecture"), 1)
 
 
 def local_gpu_bytes() -> int | None:

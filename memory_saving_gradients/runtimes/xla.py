@@ -11,6 +11,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import kinds, normalisation
 from memory_saving_gradients.runtimes import fusion
 from memory_saving_gradients.runtimes.execution_order import Event
+from memory_saving_gradients.runtimes.partial_sums import partial_sums
 from memory_saving_gradients.runtimes.runtime import Runtime, ShapeOf
 
 CONVOLUTIONS = frozenset({"Conv2D", "Conv3D"})
@@ -65,7 +66,9 @@ class Xla(Runtime):
         return None  # XLA itself looks for an order of low memory
 
     def scratch(self, op: tf.Operation, shape: ShapeOf) -> int:
-        return gpu_workspace(op, shape) if self.on_gpu else cpu_workspace(op, shape)
+        if not self.on_gpu:
+            return cpu_workspace(op, shape)
+        return gpu_workspace(op, shape) + partial_sums(op, shape, self.device)
 
     def reuses(self, op: tf.Operation) -> bool:
         return normalisation.keeps_statistics(op)  # the variance itself, on any device
