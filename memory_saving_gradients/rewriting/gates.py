@@ -17,6 +17,8 @@ from memory_saving_gradients.planning.problem import Op, Problem, Schedule, copi
 from memory_saving_gradients.planning.stretches import parts, stretches
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.run import COPY, Holding, Run
+from memory_saving_gradients.runtimes.fusion import ELEMENT_WISE
+from memory_saving_gradients.runtimes.partial_sums import PRODUCTS
 from memory_saving_gradients.runtimes.xla import (
     CONVOLUTIONS,
     GRADIENTS_OF_MAX_POOLING,
@@ -88,7 +90,9 @@ class Gates(Holding):
                     tf_private.reroute(op.outputs[0], normalisation.computed_alike(op))
             if self.on_gpu:
                 self._write_losses(copies)
-                _pass_sums([op for op in copies.values() if kinds.is_gate(op)], backward)
+                barriers = [op for op in copies.values() if kinds.is_gate(op)]
+                _write_operands(barriers)
+                _pass_sums(barriers, backward)
 
     def _write_losses(self, copies: Mapping[str, tf.Operation]) -> None:
         """Makes XLA:GPU write each loss to memory, and gradients of logits over these."""
@@ -99,6 +103,20 @@ class Gates(Holding):
                 _write_over_logits(op)
         for op in self.over_logits:  # else XLA may write what it is computed from
             gate.write_out(op.outputs[0])
+
+
+def _write_operands(barriers: Sequence[tf.Operation]) -> None:
+    """Makes XLA write what passes a barrier before a product reads it, too.
+
+    It fuses element-wise ops into the product, which then reads what these are made of: that would
+    be in memory as well.
+    """
+    tensors = {kinds.owner(t).name: kinds.owner(t) for op in barriers for t in op.inputs}
+    for tensor in tensors.values():
+        if tensor.op.type in ELEMENT_WISE and any(
+            reader.type in PRODUCTS for reader in order.readers(tensor)
+        ):
+            gate.write_out(tensor)
 
 
 def _pass_sums(barriers: Sequence[tf.Operation], backward: Container[str]) -> None:
@@ -217,7 +235,8 @@ def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
             *passing.get(start, []),
         ]
         read = _read(reading, schedule[end:after], of_backward=True)
-        passing[end] += [t for t in read if t.op.name in reading.new]
+        there = {t.name for t in _read(reading, schedule[start:end])}
+        passing[end] += [t for t in read if t.op.name in reading.new or t.name in there]
     return {
         place: Gate([*{t.name: t for t in tensors}.values()])
         for place, tensors in passing.items()

@@ -49,7 +49,7 @@ _ONCE_ON_CPU = frozenset(
 _DEEPEST = 64
 
 #: Ops that compute each element from one element of each input of equal size.
-_ELEMENT_WISE = kinds.IN_PLACE | frozenset(
+ELEMENT_WISE = kinds.IN_PLACE | frozenset(
     """Cast Cosh FloorDiv FloorMod FusedBatchNorm FusedBatchNormGrad FusedBatchNormGradV2
     FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 Mod Sinh SoftsignGrad Xlog1py""".split()
 )
@@ -108,7 +108,7 @@ def kernels(
     ours = set(operations)
     fusible = _FUSIBLE if on_gpu else _FUSIBLE - kinds.CROSS_ENTROPIES
     into = fusible | _REDUCTIONS if on_gpu else fusible
-    element_wise = _ELEMENT_WISE - (_SOFTMAX if on_gpu else kinds.CROSS_ENTROPIES)
+    element_wise = ELEMENT_WISE - (_SOFTMAX if on_gpu else kinds.CROSS_ENTROPIES)
     returned = {kinds.owner(t).name for t in results}
     calls = {op for op in operations if on_gpu and op.type in _CALLS}
     found = Kernels({}, set(), set(), calls)

@@ -1,6 +1,7 @@
 """What the compiler for a GPU that is not there says of a program."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from memory_saving_gradients import get_plans, gradients
 from memory_saving_gradients.graph import tf_private
 from memory_saving_gradients.proving import compiler, described_gpu
 from test_models import GPT
+from tests.runtimes.test_partial_sums import PARTS
 from tests.test_xla import compiled_step
 
 
@@ -33,10 +35,13 @@ NEEDS_COMPILER = pytest.mark.skipif(
 )
 
 
+STRATEGIES = ("memory", "speed")
+
+
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [(n, s) for n in ("chain", "unet", "resnet50", "densenet") for s in ("memory", "speed")],
+    [(n, s) for n in ("chain", "gpt", "vit", "unet", "resnet50", "densenet") for s in STRATEGIES],
 )
 @pytest.mark.slow
 def test_predictions_hold(name, strategy):
@@ -60,16 +65,31 @@ def test_the_gradient_of_logits_is_written_over_them():
     assert compiler.temporary_bytes(step, inputs, "h100") < 1.5 * logits
 
 
+def compiled(step, inputs, folder):
+    """What is reported of a step compiled for an H100, and the optimised program."""
+    path, optimised = folder / "step.hlo", folder / "optimised.txt"
+    program = step.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized")
+    path.write_bytes(tf_private.for_stablehlo(program))
+    command = [sys.executable, described_gpu.__file__, "h100", str(path), "", str(optimised)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(ran.stdout), optimised.read_text()
+
+
+@NEEDS_COMPILER
+def test_products_are_split_as_expected(tmp_path):
+    pairs = [(tf.zeros((m, k)), tf.zeros((k, n))) for m, n, k in PARTS]
+    step = tf.function(lambda *pairs: [x @ y for x, y in pairs], jit_compile=True, autograph=False)
+    _, program = compiled(step, pairs, tmp_path)
+    for (rows, columns, _), parts in PARTS.items():
+        (found,) = re.findall(rf" f32\[(\d+,)?{rows},{columns}\]\S* dot\(", program)
+        assert found == ("" if parts == 1 else f"{parts},")
+
+
 @NEEDS_COMPILER
 @pytest.mark.parametrize("name", ["chain", "gpt", "unet"])
 def test_no_program_for_a_gpu_has_a_loop_of_ours(name, tmp_path):
     step, inputs = compiled_step(name, "memory", device="h100")
-    path = tmp_path / "step.hlo"
-    program = step.experimental_get_compiler_ir(*inputs)(stage="hlo_serialized")
-    path.write_bytes(tf_private.for_stablehlo(program))
-    command = [sys.executable, described_gpu.__file__, "h100", str(path)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    report = json.loads(ran.stdout)
+    report, _ = compiled(step, inputs, tmp_path)
     assert report["whiles"] == 0
     assert report["kernels"] > 0
     assert report["temporary_bytes"] > 0

@@ -13,6 +13,8 @@ from memory_saving_gradients.pipeline import fitting
 from memory_saving_gradients.planning.stretches import parts
 from memory_saving_gradients.proving import compiler
 from memory_saving_gradients.rewriting.run import COPY
+from memory_saving_gradients.runtimes.fusion import ELEMENT_WISE
+from memory_saving_gradients.runtimes.partial_sums import PRODUCTS
 from memory_saving_gradients.runtimes.xla import Xla
 from test_models import GPT
 from tests.doors.test_tape import USES, X, traced, weights
@@ -77,6 +79,42 @@ def test_means_pass_a_barrier_as_sums_and_transposed_tensors_as_vectors():
     assert {t.op.type for t in passing if t.shape.rank == 3} <= {*sums}
     plain, _ = compiled_step("gpt", "plain")
     assert_close(traced(*inputs), plain(*inputs), off=1e-5)
+
+
+@pytest.mark.parametrize("name", ["chain", "gpt"])
+def test_a_product_reads_from_memory_what_passes_a_barrier(name):
+    """Else XLA fuses what makes it into the product, and keeps what it is made of as well."""
+    step, inputs = compiled_step(name, "memory", device="h100")
+    ops = step.get_concrete_function(*inputs).graph.get_operations()
+    passing = [kinds.owner(t) for op in ops if kinds.is_gate(op) for t in op.inputs]
+    fused = [t for t in passing if t.op.type in ELEMENT_WISE]
+    assert [t.name for t in fused if any(r.type in PRODUCTS for r in order.readers(t))] == []
+
+
+def barriers_before(op):
+    """What an op is computed from behind barriers, with nothing in between but copies."""
+    copies = order.leading_to([op], lambda op: [t.op for t in op.inputs if COPY in t.op.name])
+    return [t for copy in copies for t in map(kinds.owner, copy.inputs) if kinds.is_gate(t.op)]
+
+
+def test_what_a_stretch_reads_is_read_anew_behind_it():
+    """Else XLA keeps parts of what the stretch computes from it, for the gradient."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x, w):
+        kept = []
+        for _ in range(6):
+            kept.append(x @ w)
+            x = tf.nn.gelu(kept[-1])
+        return msg.gradients(tf.reduce_sum(x), w, checkpoints=kept, device="h100")
+
+    x = tf.ones((4096, 256))
+    ops = step.get_concrete_function(x, x[:256]).graph.get_operations()
+    copies = [op for op in ops if op.type == "Erfc" and COPY in op.name]
+    made_of = {op.name: {t.name for t in barriers_before(op)} for op in copies}
+    again = [f"{op.name}_1" for op in copies if f"{op.name}_1" in made_of]
+    assert again
+    assert all(made_of[name].isdisjoint(made_of[name[:-2]]) for name in again)
 
 
 @pytest.mark.parametrize("name", ["chain", "resnet20"])
