@@ -197,9 +197,14 @@ def hold_together(op: tf.Operation) -> None:
 
 def write_out(tensor: tf.Tensor) -> None:
     """Makes XLA write `tensor` to memory instead of fusing it into its readers."""
+    shape = tf.shape(tensor) if passes_as_vector(tensor) else None
+    passing = tensor if shape is None else tf.reshape(tensor, [-1])
     with tensor.graph.gradient_override_map({"XlaOptimizationBarrier": HANDED_ON}):
-        written = tf_private.optimization_barrier(tensor)
-    tf_private.reroute(tensor, written)
+        written = tf_private.optimization_barrier(passing)
+    if shape is None:
+        tf_private.reroute(tensor, written)
+    else:
+        tf_private.reroute(tensor, tf.reshape(written, shape), {passing.op, shape.op})
 
 
 def may_wait(tensor: tf.Tensor) -> bool:
