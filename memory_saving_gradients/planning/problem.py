@@ -133,12 +133,10 @@ class Problem:
     def structure(self) -> str:
         """Equal for two problems that differ only in names."""
         ops = [_all_but_the_name(op) for op in self.ops]
-        sizes = [tensor.bytes for tensor in self.tensors]
-        return hashlib.sha256(
-            repr(
-                (ops, sizes, sorted(self.results), self.as_executed, self.waits, self.barriers)
-            ).encode()
-        ).hexdigest()
+        sizes = [(tensor.bytes, tensor.apart) for tensor in self.tensors]
+        kept = sorted(self.results)
+        facts = ops, sizes, kept, self.as_executed, self.waits, self.barriers, self.packed
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @functools.cached_property
     def forward_count(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from memory_saving_gradients.planning.articulation import sqrt_spaced
 from memory_saving_gradients.planning.frontier import at_knee
 from memory_saving_gradients.planning.keep import keeping
+from memory_saving_gradients.planning.packing import allocated
 from memory_saving_gradients.planning.problem import Problem, Schedule
 from memory_saving_gradients.planning.search import (
     UNBOUNDED,
@@ -19,6 +20,12 @@ from memory_saving_gradients.planning.simulate import simulate
 
 # The overhead beyond which the frontier has no knee.
 _KNEE = 0.25
+
+# If tensors are laid out, schedules with so many times the fewest bytes alive are compared: gaps
+# between tensors make more of a difference than these.
+_AROUND = (1.0, 1.02, 1.05, 1.08, 1.1)
+# Of schedules whose costs differ by at most this share, the one that takes the least is chosen.
+_AS_CHEAP = 0.005
 
 #: The share by which "memory" may exceed the lowest peak, as the last bytes are expensive to save.
 NEAR = 0.05
@@ -46,7 +53,15 @@ def _near_lowest(problem: Problem, most_runs: int, max_overhead: float) -> Sched
     """The cheapest schedule found near the lowest peak within an overhead."""
     # A third run of a loop lowers the peak by little.
     floor = lowest(without_third_runs(problem), most_runs, max_overhead)
-    return within(problem, int((1 + NEAR) * simulate(problem, floor).peak), most_runs, floor)
+    fewest = simulate(problem, floor).peak
+    if not problem.packed:
+        return within(problem, int((1 + NEAR) * fewest), most_runs, floor)
+    others = (within(problem, int(share * fewest), most_runs, floor) for share in _AROUND)
+    sizes = [(allocated(problem, schedule), schedule) for schedule in (floor, *others)]
+    most = (1 + NEAR) * min(size for size, _ in sizes)
+    near = [(simulate(problem, each).cost, size, each) for size, each in sizes if size <= most]
+    as_cheap = (1 + _AS_CHEAP) * min(cost for cost, _, _ in near)
+    return min((one for one in near if one[0] <= as_cheap), key=lambda one: one[1])[2]
 
 
 def articulation(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:
