@@ -322,7 +322,7 @@ def _problem(
         tuple(made),
         tuple(tensors),
         live_out,
-        barriers=runtime.barriers,
+        barriers=runtime.has_gates,
         packed=runtime.results_apart,
     )
 

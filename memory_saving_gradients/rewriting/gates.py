@@ -14,7 +14,7 @@ from memory_saving_gradients.graph import gate, kinds, normalisation, order, tf_
 from memory_saving_gradients.graph.apart import apart
 from memory_saving_gradients.graph.gate import Gate
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, copied
-from memory_saving_gradients.planning.stretches import parts, stretches
+from memory_saving_gradients.planning.stretches import parts
 from memory_saving_gradients.reading.read import Reading
 from memory_saving_gradients.rewriting.run import COPY, Holding, Run
 from memory_saving_gradients.runtimes.fusion import ELEMENT_WISE
@@ -32,7 +32,7 @@ class Gates(Holding):
         runtime = reading.step.runtime
         assert isinstance(runtime, Xla)
         self.on_gpu = runtime.on_gpu
-        self.gates = (_barriers if runtime.barriers else _loops)(reading, schedule)
+        self.gates = _gates(reading, schedule, self.on_gpu)
         self.backward = reading.new
         losses = (op for op in reading.step.needed if op.type in kinds.CROSS_ENTROPIES)
         self.losses = sorted(losses, key=lambda op: op.name)
@@ -73,21 +73,23 @@ class Gates(Holding):
         with apart(graph, "gate"):
             for run in runs:
                 op = copies[run.copy] if run.copy else run.op
+                outputs: Sequence[tf.Tensor] = op.outputs
                 if run.copy and not any(t.op.name in gated for t in op.inputs):
                     gate.hold_back(op, functools.partial(until, previous), gated)
                 elif self.on_gpu and op.type in CONVOLUTIONS | TRANSPOSES:
                     gate.hold_together(op)
                 elif not run.copy and op.type in TRANSPOSES:
-                    grads = [t for t in op.inputs if t.op.name in backward]
-                    gate.hold_back(op, functools.partial(until, grads), gated)
+                    gate.hold_back(op, functools.partial(until, op.inputs[2:]), gated)
                 elif not self.on_gpu and op.type == "Slice" and op.name in backward:
                     gate.write_out(op.outputs[0])
-                elif self.on_gpu and op.type in GRADIENTS_OF_MAX_POOLING:
-                    _add_to_late_zeros(op)
-                previous = op.outputs
+                elif op.type in GRADIENTS_OF_MAX_POOLING:
+                    outputs = [(_add_to_late_zeros if self.on_gpu else _run_in_branch)(op)]
+                previous = outputs
             for op in copies.values():
                 if normalisation.takes_statistics(op):
                     tf_private.reroute(op.outputs[0], normalisation.computed_alike(op))
+            if not self.on_gpu:
+                _write_kept([op for op in copies.values() if kinds.is_gate(op)], gated)
             if self.on_gpu:
                 self._write_losses(copies)
                 barriers = [op for op in copies.values() if kinds.is_gate(op)]
@@ -103,6 +105,24 @@ class Gates(Holding):
                 _write_over_logits(op)
         for op in self.over_logits:  # else XLA may write what it is computed from
             gate.write_out(op.outputs[0])
+
+
+def _write_kept(loops: Sequence[tf.Operation], later: Container[str]) -> None:
+    """Makes the forward pass read from memory what passes a loop.
+
+    XLA:CPU fuses chains of element-wise ops into each of their readers, past what is kept.
+    """
+    passing = {kinds.owner(t).name: kinds.owner(t) for op in loops for t in op.inputs}
+    for tensor in passing.values():
+        if tensor.op.type in ELEMENT_WISE and tensor.op.name not in later:
+            readers = {r for r in tensor.consumers() if not kinds.is_gate(r)}
+            if len(readers) > 1:
+                (written,), _ = gate.passed([tensor], [tensor], barrier=False)
+                tf_private.reroute(tensor, written, _leading(written))
+
+
+def _leading(tensor):
+    return set(order.leading_to([tensor.op], lambda op: [t.op for t in op.inputs if t.op.name.startswith("gate")]))
 
 
 def _write_operands(barriers: Sequence[tf.Operation]) -> None:
@@ -151,8 +171,8 @@ def _is_mean(op: tf.Operation) -> bool:
     return op.type == "Mean" and op.outputs[0].dtype in (tf.float32, tf.float64)
 
 
-def _add_to_late_zeros(op: tf.Operation) -> None:
-    """Makes a gradient of max pooling start from zeros that are made when it runs.
+def _add_to_late_zeros(op: tf.Operation) -> tf.Tensor:
+    """Makes a gradient of max pooling start from zeros that are made when it runs; returns it.
 
     XLA:GPU adds the gradients to an array of zeros. That is a constant, which ReLUs of this shape
     share, so it is made at the start of the step and stays. If other zeros are added, which are
@@ -162,6 +182,31 @@ def _add_to_late_zeros(op: tf.Operation) -> None:
     zero = tf.cast(gate.never(op.inputs[2:3]), grads.dtype)
     added = tf.broadcast_to(zero, tf.shape(op.inputs[0])) + grads
     tf_private.reroute(grads, added, {added.op})
+    return added
+
+
+def _run_in_branch(op: tf.Operation) -> tf.Tensor:
+    """Moves a gradient of max pooling into a branch that always runs, and returns it.
+
+    XLA:CPU looks up the place of each maximum in tables of all indices. They depend on nothing, so
+    outside a branch they would be made at the start of the step and stay.
+    """
+    node = op.node_def
+    given = [f"given/{i}:0" for i in range(len(op.inputs))]
+    node.input[:] = given
+    node.attr.pop("_class", None)
+
+    def made() -> tf.Tensor:
+        inputs = dict(zip(given, map(tf.identity, op.inputs), strict=True))
+        graph_def = tf.compat.v1.GraphDef(node=[node])
+        (again,) = tf.graph_util.import_graph_def(graph_def, inputs, [f"{node.name}:0"], name="")
+        return again
+
+    grads = op.outputs[0]
+    in_branch = tf.cond(gate.never(op.inputs[2:3]), lambda: tf.zeros_like(grads), made)
+    in_branch.set_shape(grads.shape)
+    tf_private.reroute(grads, in_branch)
+    return in_branch
 
 
 def _write_over_logits(op: tf.Operation) -> None:
@@ -193,55 +238,52 @@ def _with_neighbours(
     return zip([0, *starts], places, [*starts[1:], length], strict=False)
 
 
-def _loops(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
+def _gates(reading: Reading, schedule: Schedule, barriers: bool) -> dict[int, Gate]:
     """The gates of a schedule, each by the place that it comes before.
 
-    A loop waits for the unused outputs of the backward ops since the last gate, and so for all of
-    these ops.
-    """
-    returned = {t.name for t in reading.step.results}
-    gates = {}
-    places = stretches(reading.problem, schedule)
-    for before, (start, _), end in _with_neighbours(places, len(schedule)):
-        ops = _since(reading, schedule[before:start])
-        read = {t.name for op in ops for t in op.inputs}
-        unread = (t for op in ops for t in op.outputs if t.name not in read)
-        after = [t for t in unread if t.consumers() or t.name in returned]
-        gates[start] = Gate(_read(reading, schedule[start:end]), after)
-    return gates
+    There is one before each stretch, and one behind the forward pass and each stretch. Through the
+    former pass all tensors that are read up to the next one, of the backward pass as well. Through
+    the latter passes what later ops read: otherwise XLA may also keep what it computes from these
+    tensors, or what they are computed from. What they read of the backward pass passes as well:
+    otherwise XLA may run them before the stretch. What the stretch has read passes anew: otherwise
+    XLA may keep parts of what the stretch computes from it.
 
-
-def _barriers(reading: Reading, schedule: Schedule) -> dict[int, Gate]:
-    """Like `_loops`, but the tensors that a barrier waits for pass through it.
-
-    These are finished results, and all tensors that are read up to the next gate, of the backward
-    pass as well. Weights and inputs also pass: otherwise XLA would merge what kernels compute only
-    from them with the original.
-
-    Behind the forward pass and each stretch, there is a barrier for what later ops read: otherwise
-    XLA may also keep what it computes from these tensors, or what they are computed from. What they
-    read of the backward pass passes as well: otherwise XLA may run them before the stretch.
+    Finished results pass a barrier, and a loop waits for them. Weights and inputs also pass a
+    barrier: otherwise XLA would merge what kernels compute only from them with the original. A loop
+    would copy them: see `gate.hold_back`.
     """
     results = {kinds.owner(t).name for t in reading.step.results}
     places = parts(reading.problem, schedule)
     passing = _handed_on(reading, schedule, places)
+    waited_for: dict[int, list[tf.Tensor]] = {}
     for before, (start, end), after in _with_neighbours(places, len(schedule)):
-        outputs = (t for op in _since(reading, schedule[before:start]) for t in op.outputs)
+        outputs = [t for op in _since(reading, schedule[before:start]) for t in op.outputs]
+        finished = [t for t in outputs if t.name in results and gate.may_wait(t)]
         entries = schedule[start:after]
         passing[start] = [
             *_read(reading, entries, of_backward=True),
-            *_sources(reading, entries),
-            *(t for t in outputs if t.name in results and gate.may_wait(t)),
+            *(_sources(reading, entries) if barriers else []),
+            *(finished if barriers else _read_later(outputs)),
             *passing.get(start, []),
         ]
+        waited_for[start] = finished
         read = _read(reading, schedule[end:after], of_backward=True)
         there = {t.name for t in _read(reading, schedule[start:end])}
         passing[end] += [t for t in read if t.op.name in reading.new or t.name in there]
-    return {
-        place: Gate([*{t.name: t for t in tensors}.values()])
-        for place, tensors in passing.items()
-        if tensors
-    }
+    gates = {}
+    for place, tensors in passing.items():
+        named = {t.name: t for t in tensors if barriers or t.name not in results}
+        if named:
+            # The loss is something that XLA does not know.
+            after = None if barriers else waited_for.get(place) or [reading.step.target]
+            gates[place] = Gate([*named.values()], after)
+    return gates
+
+
+def _read_later(outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Outputs of some ops that others read."""
+    makers = {t.op for t in outputs}
+    return [t for t in outputs if gate.may_wait(t) and not makers.issuperset(t.consumers())]
 
 
 def _handed_on(

@@ -37,6 +37,7 @@ class Runtime(abc.ABC):
         obeys_control_edges: whether ops wait for control inputs.
         runs_in_sessions: whether a `tf.compat.v1.Session` can run the step.
         results_apart: whether the results of a step are in memory that belongs to its caller.
+        has_gates: whether a rewritten step reads kept and recomputed tensors through gates.
         copies_gathered: whether reading a variable that is also gathered from makes a copy of it.
         lists_refer: whether a list refers to its elements; else it has copies of them.
         call_seconds: what it takes to call a kernel, in seconds. It counts in functions, as loops
@@ -47,17 +48,13 @@ class Runtime(abc.ABC):
     obeys_control_edges = True
     runs_in_sessions = True
     results_apart = False
+    has_gates = False
     copies_gathered = True
     lists_refer = True
     call_seconds = 0.0
 
     def __init__(self, device: Device) -> None:
         self.device = device
-
-    @property
-    def barriers(self) -> bool:
-        """Whether a rewritten step reads kept and recomputed tensors through barriers."""
-        return False
 
     @property
     def keeps_running_sums(self) -> bool:

@@ -31,6 +31,7 @@ class Xla(Runtime):
     obeys_control_edges = False
     runs_in_sessions = False
     results_apart = True
+    has_gates = True
     copies_gathered = False
     lists_refer = False
 
@@ -40,12 +41,8 @@ class Xla(Runtime):
         return self.device["type"] == "GPU" or bool(tf.config.list_physical_devices("GPU"))
 
     @property
-    def barriers(self) -> bool:
-        return self.on_gpu  # XLA:CPU moves ops across them
-
-    @property
     def keeps_running_sums(self) -> bool:
-        return self.barriers  # they hold what is added before one
+        return self.on_gpu  # barriers hold what is added before one
 
     def kernels(
         self,
@@ -114,7 +111,8 @@ def cpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
     It transposes the operands of a convolution's gradient. It computes the gradient of a depthwise
     filter as that of a dense one and takes the diagonal; both are alive at once. A grouped
     convolution is computed in another layout first. The probabilities that a cross entropy makes of
-    logits are alive beside these and their gradient.
+    logits are alive beside these and their gradient. The gradient of max pooling has tables of all
+    indices, for each dimension.
 
     Args:
         op: the op.
@@ -125,6 +123,10 @@ def cpu_workspace(op: tf.Operation, shape: ShapeOf) -> int:
     """
     if op.type in kinds.CROSS_ENTROPIES:
         return op.inputs[0].dtype.size * math.prod(shape(op.inputs[0]))
+    if op.type in GRADIENTS_OF_MAX_POOLING:
+        image, pooled = shape(op.inputs[0]), shape(op.inputs[1])
+        indices = len(image) * (math.prod(image) + math.prod(pooled)) * tf.int32.size
+        return indices + op.outputs[0].dtype.size * math.prod(pooled)
     if op.type == "Conv2D" and shape(op.inputs[0])[-1] != shape(op.inputs[1])[-2]:
         return op.outputs[0].dtype.size * math.prod(shape(op.outputs[0]))
     if op.type not in TRANSPOSES:
