@@ -6,7 +6,7 @@ XLA drops control edges and schedules the rest freely: only data delays an op. S
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -16,9 +16,8 @@ from memory_saving_gradients.graph.gate import Gate
 from memory_saving_gradients.planning.problem import Op, Problem, Schedule, copied
 from memory_saving_gradients.planning.stretches import parts
 from memory_saving_gradients.reading.read import Reading
+from memory_saving_gradients.rewriting import kernels
 from memory_saving_gradients.rewriting.run import COPY, Holding, Run
-from memory_saving_gradients.runtimes.fusion import ELEMENT_WISE
-from memory_saving_gradients.runtimes.partial_sums import PRODUCTS
 from memory_saving_gradients.runtimes.xla import (
     CONVOLUTIONS,
     GRADIENTS_OF_MAX_POOLING,
@@ -52,9 +51,8 @@ class Gates(Holding):
         A copy that reads only weights waits for the run before it. XLA transposes the operands of a
         convolution's gradient, and would do so in the forward pass and keep both; so the other
         operands wait for the incoming gradient. On a GPU it also transposes the filters of
-        convolutions, all of them at the start, so there operands wait for one another. On a CPU the
-        slices of a concatenation's gradient are written to memory: they are smaller than their
-        sources. On a GPU the cross entropy of each example is: XLA would merge the sum over classes
+        convolutions, all of them at the start, so there operands wait for one another. There the
+        cross entropy of each example is written to memory: XLA would merge the sum over classes
         with the mean over examples, and write out all its terms instead.
         """
         graph = runs[0].op.graph
@@ -80,21 +78,21 @@ class Gates(Holding):
                     gate.hold_together(op)
                 elif not run.copy and op.type in TRANSPOSES:
                     gate.hold_back(op, functools.partial(until, op.inputs[2:]), gated)
-                elif not self.on_gpu and op.type == "Slice" and op.name in backward:
-                    gate.write_out(op.outputs[0])
                 elif op.type in GRADIENTS_OF_MAX_POOLING:
-                    outputs = [(_add_to_late_zeros if self.on_gpu else _run_in_branch)(op)]
+                    outputs = [
+                        (kernels.add_to_late_zeros if self.on_gpu else kernels.run_in_branch)(op)
+                    ]
                 previous = outputs
             for op in copies.values():
                 if normalisation.takes_statistics(op):
                     tf_private.reroute(op.outputs[0], normalisation.computed_alike(op))
-            if not self.on_gpu:
-                _write_kept([op for op in copies.values() if kinds.is_gate(op)], gated)
+            gates = [op for op in copies.values() if kinds.is_gate(op)]
             if self.on_gpu:
                 self._write_losses(copies)
-                barriers = [op for op in copies.values() if kinds.is_gate(op)]
-                _write_operands(barriers)
-                _pass_sums(barriers, backward)
+                kernels.write_operands(gates)
+                kernels.pass_sums(gates, backward)
+            else:
+                kernels.write_kept(gates, gated)
 
     def _write_losses(self, copies: Mapping[str, tf.Operation]) -> None:
         """Makes XLA:GPU write each loss to memory, and gradients of logits over these."""
@@ -102,132 +100,9 @@ class Gates(Holding):
             gate.write_out(op.outputs[0])
         for op in (*self.losses, *copies.values()):
             if op.name.split(COPY)[0] in self.over and op.outputs[1].consumers():
-                _write_over_logits(op)
+                kernels.write_over_logits(op)
         for op in self.over_logits:  # else XLA may write what it is computed from
             gate.write_out(op.outputs[0])
-
-
-def _write_kept(loops: Sequence[tf.Operation], later: Container[str]) -> None:
-    """Makes the forward pass read from memory what passes a loop.
-
-    XLA:CPU fuses chains of element-wise ops into each of their readers, past what is kept.
-    """
-    passing = {kinds.owner(t).name: kinds.owner(t) for op in loops for t in op.inputs}
-    for tensor in passing.values():
-        if tensor.op.type in ELEMENT_WISE and tensor.op.name not in later:
-            readers = {r for r in tensor.consumers() if not kinds.is_gate(r)}
-            if len(readers) > 1:
-                (written,), _ = gate.passed([tensor], [tensor], barrier=False)
-                tf_private.reroute(tensor, written, _leading(written))
-
-
-def _leading(tensor):
-    return set(order.leading_to([tensor.op], lambda op: [t.op for t in op.inputs if t.op.name.startswith("gate")]))
-
-
-def _write_operands(barriers: Sequence[tf.Operation]) -> None:
-    """Makes XLA write what passes a barrier before a product reads it, too.
-
-    It fuses element-wise ops into the product, which then reads what these are made of: that would
-    be in memory as well.
-    """
-    tensors = {kinds.owner(t).name: kinds.owner(t) for op in barriers for t in op.inputs}
-    for tensor in tensors.values():
-        if tensor.op.type in ELEMENT_WISE and any(
-            reader.type in PRODUCTS for reader in order.readers(tensor)
-        ):
-            gate.write_out(tensor)
-
-
-def _pass_sums(barriers: Sequence[tf.Operation], backward: Container[str]) -> None:
-    """Makes barriers pass the sums of which means are made: XLA divides in a kernel of its own.
-
-    It sums up in one kernel, into which it fuses no division; behind a barrier the readers divide.
-    In half precision the sums have more bits than their means, so these pass as they are.
-
-    Args:
-        barriers: the barriers, each after those that it reads through.
-        backward: names of the ops of the backward pass, whose results others may read.
-    """
-    passed: dict[str, tuple[tf.Tensor, tf.Operation]] = {}  # behind barriers, with their means
-    for barrier in barriers:
-        for i, tensor in enumerate(barrier.inputs):
-            mean = passed[tensor.name][1] if tensor.name in passed else None
-            if mean is None and _is_mean(tensor.op) and tensor.op.name not in backward:
-                mean = tensor.op
-                total = tf.reduce_sum(*mean.inputs, keepdims=mean.get_attr("keep_dims"))
-                tf_private.update_input(barrier, i, total)
-            if mean is not None:
-                later = barrier.outputs[i]
-                passed[later.name] = later, mean
-    for later, mean in passed.values():
-        x, axes = mean.inputs
-        counted = tf.gather(tf.shape(x), tf.cast(axes, tf.int32) % tf.rank(x))
-        count = tf.cast(tf.reduce_prod(counted), later.dtype)
-        tf_private.reroute(later, later / count, {*barriers})
-
-
-def _is_mean(op: tf.Operation) -> bool:
-    return op.type == "Mean" and op.outputs[0].dtype in (tf.float32, tf.float64)
-
-
-def _add_to_late_zeros(op: tf.Operation) -> tf.Tensor:
-    """Makes a gradient of max pooling start from zeros that are made when it runs; returns it.
-
-    XLA:GPU adds the gradients to an array of zeros. That is a constant, which ReLUs of this shape
-    share, so it is made at the start of the step and stays. If other zeros are added, which are
-    unknown until the gradient is there, XLA adds to these instead.
-    """
-    grads = op.outputs[0]
-    zero = tf.cast(gate.never(op.inputs[2:3]), grads.dtype)
-    added = tf.broadcast_to(zero, tf.shape(op.inputs[0])) + grads
-    tf_private.reroute(grads, added, {added.op})
-    return added
-
-
-def _run_in_branch(op: tf.Operation) -> tf.Tensor:
-    """Moves a gradient of max pooling into a branch that always runs, and returns it.
-
-    XLA:CPU looks up the place of each maximum in tables of all indices. They depend on nothing, so
-    outside a branch they would be made at the start of the step and stay.
-    """
-    node = op.node_def
-    given = [f"given/{i}:0" for i in range(len(op.inputs))]
-    node.input[:] = given
-    node.attr.pop("_class", None)
-
-    def made() -> tf.Tensor:
-        inputs = dict(zip(given, map(tf.identity, op.inputs), strict=True))
-        graph_def = tf.compat.v1.GraphDef(node=[node])
-        (again,) = tf.graph_util.import_graph_def(graph_def, inputs, [f"{node.name}:0"], name="")
-        return again
-
-    grads = op.outputs[0]
-    in_branch = tf.cond(gate.never(op.inputs[2:3]), lambda: tf.zeros_like(grads), made)
-    in_branch.set_shape(grads.shape)
-    tf_private.reroute(grads, in_branch)
-    return in_branch
-
-
-def _write_over_logits(op: tf.Operation) -> None:
-    """Makes a GPU write the gradient that a cross entropy makes over the logits.
-
-    XLA:GPU computes a softmax in one kernel, which reads each row of the logits several times, and
-    so writes the gradient elsewhere. If maximum and sum of each row are there before, each element
-    of the gradient needs only one element of the logits. The formulas are those of TensorFlow's
-    kernel (`tf2xla/kernels/xent_ops.cc`).
-    """
-    logits, labels = op.inputs
-    most = tf.reduce_max(logits, 1, keepdims=True)
-    total = tf.reduce_sum(tf.exp(logits - most), 1, keepdims=True)
-    (most, total), _ = gate.passed([most, total], [], barrier=True)
-    if op.type == "SparseSoftmaxCrossEntropyWithLogits":
-        classes = tf.shape(logits, labels.dtype)[1]
-        is_class = (labels >= 0) & (labels < classes)
-        invalid = tf.where(is_class, tf.zeros((), logits.dtype), float("nan"))
-        labels = tf.one_hot(labels, tf.cast(classes, tf.int32), dtype=logits.dtype)
-        labels += invalid[:, tf.newaxis]
-    tf_private.reroute(op.outputs[1], tf.exp(logits - most) / total - labels)
 
 
 def _with_neighbours(
@@ -275,8 +150,8 @@ def _gates(reading: Reading, schedule: Schedule, barriers: bool) -> dict[int, Ga
         named = {t.name: t for t in tensors if barriers or t.name not in results}
         if named:
             # The loss is something that XLA does not know.
-            after = None if barriers else waited_for.get(place) or [reading.step.target]
-            gates[place] = Gate([*named.values()], after)
+            until = None if barriers else waited_for.get(place) or [reading.step.target]
+            gates[place] = Gate([*named.values()], until)
     return gates
 
 

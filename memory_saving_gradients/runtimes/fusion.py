@@ -21,7 +21,7 @@ import tensorflow as tf
 from memory_saving_gradients.graph import kinds, normalisation, order, tf_private
 
 #: Ops that are fused into their readers. `Slice`, of which the gradients of concatenations are
-#: made, is not among them: see `rewriting.gates.Gates`.
+#: made, is not among them: slices pass gates.
 _FUSIBLE = kinds.IN_PLACE | frozenset(
     """Acos Acosh Asin Asinh Atan Atan2 Atanh BroadcastTo Cast Complex Conj Cosh
     DepthToSpace Digamma Equal Erfinv Fill FloorDiv FloorMod FusedBatchNorm FusedBatchNormGrad
@@ -97,7 +97,7 @@ def kernels(
     """What the kernels of a step read and write.
 
     XLA:GPU has one kernel for a softmax, which reads a row before it writes its first element.
-    `rewriting.gates` makes it compute the gradient of logits element by element.
+    `rewriting.kernels` makes it compute the gradient of logits element by element.
 
     Args:
         operations: the ops of the step, each after those that it waits for.

@@ -84,7 +84,14 @@ COMPILED: dict[str, tuple[tuple[Callable[[], Model], int], str | None]] = {
 }
 
 #: Those that are compiled for this CPU, too.
-ON_CPU = ("GPT, 6 layers, batch 8",)
+ON_CPU = (
+    "chain, 64 layers, 2048 × 256",
+    "GPT, 6 layers, batch 8",
+    "Transformer, 4 + 4 layers, batch 32",
+    "ResNet-56, CIFAR, batch 128",
+    "U-Net, 128 px, batch 4",
+    "DenseNet, 2 × 12 layers, batch 64",
+)
 
 WAYS: dict[str, dict[str, Any]] = {
     "memory": {"checkpoints": "memory", "verify": True},
