@@ -92,6 +92,9 @@ class Gates(Holding):
                 kernels.write_operands(gates)
                 kernels.pass_sums(gates, backward)
             else:
+                for loop in gates:  # XLA must not know that the loop runs no round
+                    unknown = gate.never(loop.inputs[1:2])
+                    tf_private.update_input(loop, 0, loop.inputs[0] | unknown)
                 kernels.write_kept(gates, gated)
 
     def _write_losses(self, copies: Mapping[str, tf.Operation]) -> None:
@@ -149,9 +152,7 @@ def _gates(reading: Reading, schedule: Schedule, barriers: bool) -> dict[int, Ga
     for place, tensors in passing.items():
         named = {t.name: t for t in tensors if barriers or t.name not in results}
         if named:
-            # The loss is something that XLA does not know.
-            until = None if barriers else waited_for.get(place) or [reading.step.target]
-            gates[place] = Gate([*named.values()], until)
+            gates[place] = Gate([*named.values()], None if barriers else waited_for.get(place, []))
     return gates
 
 
