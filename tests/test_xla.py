@@ -356,26 +356,6 @@ def applied(monkeypatch):
     return plans
 
 
-@pytest.mark.parametrize(("sizes", "chosen"), [((200, 199, 198), 2), ((200, 150, 200), 1)])
-def test_memory_is_the_cheapest_of_those_that_xla_allocates_least_for(
-    monkeypatch, applied, sizes, chosen
-):
-    def temporary_bytes(*args):
-        if not applied:
-            return 3 * 10**8  # the plain step
-        schedules = [plan.schedule for plan in applied]
-        return 10**6 * sizes[schedules.index(schedules[-1])]
-
-    monkeypatch.setattr(fitting, "temporary_bytes", temporary_bytes)
-    plan, _, _ = planned("gpt", verify=True)
-    first, leaner, cheaper = applied[:3]
-    assert leaner.peak_bytes < first.peak_bytes < cheaper.peak_bytes
-    assert leaner.overhead > first.overhead > cheaper.overhead
-    assert plan.overhead == applied[chosen].overhead
-    assert plan.compiled_peak_bytes == 10**6 * sizes[chosen]
-    assert len(applied) == 2 * 4  # a step that makes variables is traced twice
-
-
 def test_plans_that_are_given_up_leave_no_ops(monkeypatch):
     monkeypatch.setattr(fitting, "temporary_bytes", lambda *args: 5 * 10**6)
     with pytest.warns(UserWarning, match=r"allocates 5\.0 MB"):

@@ -17,7 +17,6 @@ from memory_saving_gradients.options.options import Request
 from memory_saving_gradients.pipeline.decide import decide
 from memory_saving_gradients.pipeline.why import missed
 from memory_saving_gradients.planning.simulate import simulate
-from memory_saving_gradients.planning.strategies import NEAR
 from memory_saving_gradients.planning.stretches import fewer_stretches
 from memory_saving_gradients.planning.units import format_bytes
 from memory_saving_gradients.plans.plan import Plan
@@ -32,10 +31,6 @@ _ROUNDS = 3
 # The share of a budget that a compiled step should use, and the factor by which it may exceed it.
 _LEAST_USED = 0.95
 _NEARLY = 1.02
-# For "memory", plans for these multiples of its peak are compiled as well, if XLA allocates more
-# than so many times what was predicted.
-_AROUND = (0.965, 1.1)
-_AS_PREDICTED = 1.05
 # XLA hardly allocates more than so many times what is predicted for a plain step.
 _AT_MOST = 3
 # Recomputation is moved earlier, to save gates, only where at most this share of the peak is alive:
@@ -96,9 +91,7 @@ def follow(reading: Reading, plan: Plan) -> list[str]:
 def fit(reading: Reading, plan: Plan, request: Request) -> Plan:
     """Rewrites a step by the plan that fits a budget best by XLA's own report, and returns it.
 
-    For "memory" it is the cheapest of those that need nearly the least. If XLA allocates more than
-    predicted, it is one of a few near the lowest predicted peak: how XLA packs tensors of many
-    sizes cannot be predicted.
+    Without a budget it is the given one, with what XLA allocates for it.
 
     Args:
         reading: the step.
@@ -138,9 +131,10 @@ def fit(reading: Reading, plan: Plan, request: Request) -> Plan:
 def _best(reading: Reading, tried: Sequence[Plan], request: Request, budget: int | None) -> Plan:
     """The plan that serves a request best by what XLA allocates; raises `BudgetError`."""
     lowest = min(tried, key=_compiled_peak)
-    most = (1 + NEAR) * _compiled_peak(lowest) if budget is None else _NEARLY * budget
-    fitting = [candidate for candidate in tried if _compiled_peak(candidate) <= most]
-    if budget is None or fitting:
+    if budget is None:
+        return lowest
+    fitting = [candidate for candidate in tried if _compiled_peak(candidate) <= _NEARLY * budget]
+    if fitting:
         return min(fitting, key=lambda candidate: candidate.overhead)
     if request.verify:
         raise missed(reading, budget, _compiled_peak(lowest), lowest)
@@ -164,7 +158,7 @@ def _tried(
         compiled: compiles a copy of the step, rewritten by a plan.
     """
     tried = [compiled(plan)]
-    while (allowed := _next_peak(tried, request.strategy)) is not None:
+    while (allowed := _next_peak(tried)) is not None:
         try:
             plan = decide(reading, dataclasses.replace(request, budget=allowed))
         except BudgetError:
@@ -176,18 +170,14 @@ def _tried(
     return tried
 
 
-def _next_peak(tried: list[Plan], strategy: str) -> int | None:
+def _next_peak(tried: list[Plan]) -> int | None:
     """The predicted peak to plan for next; None if the plans so far are enough."""
     budget, size = tried[-1].budget_bytes, _compiled_peak(tried[-1])
-    if len(tried) == _ROUNDS:
+    if budget is None or len(tried) == _ROUNDS:
         return None
-    if budget is not None:
-        least = _LEAST_USED * budget if tried[-1].overhead > 0 else 0
-        fits = least <= size <= _NEARLY * budget
-        return None if fits else int(tried[-1].peak_bytes * budget / max(size, 1))
-    if strategy != "memory" or size <= _AS_PREDICTED * tried[-1].peak_bytes:
-        return None
-    return int(tried[0].peak_bytes * _AROUND[len(tried) - 1])
+    least = _LEAST_USED * budget if tried[-1].overhead > 0 else 0
+    fits = least <= size <= _NEARLY * budget
+    return None if fits else int(tried[-1].peak_bytes * budget / max(size, 1))
 
 
 def _with_fewer_gates(plan: Plan) -> Plan:
