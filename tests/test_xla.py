@@ -50,11 +50,18 @@ def make_step(name, how):
 
 #: name: the most that is left of the plain peak, by XLA's report.
 #: (Of the chain 0.2 on TensorFlow 2.21, 0.4 on 2.16.)
-LEFT = {"chain": 0.45, "gpt": 0.7, "resnet20": 0.75, "resnet50": 0.7, "densenet": 0.85}
+LEFT = {
+    "chain": 0.45,
+    "unet": 0.65,
+    "gpt": 0.4,
+    "resnet20": 0.45,
+    "resnet50": 0.45,
+    "densenet": 0.5,
+}
 
 
 @pytest.mark.parametrize(
-    "name", [*list(LEFT)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LEFT)[1:])]
+    "name", [*list(LEFT)[:2], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LEFT)[2:])]
 )
 def test_xla_allocates_less(name):
     assert compiled_peak(make_step, name, "memory") < LEFT[name] * compiled_peak(
