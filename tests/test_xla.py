@@ -98,7 +98,7 @@ def assert_close(ours, plain, off=2e-6):
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize(("name", "off"), [("resnet20", 2e-6), ("densenet", 1e-4)])
 def test_values_of_a_plan_for_a_gpu(name, off):
-    """Filters wait for images, and slices are written out; that runs on a CPU as well."""
+    """Filters wait for images, and operands are written out; that runs on a CPU as well."""
     plan, step, inputs = planned(name, device="h100")
     assert plan.recomputed
     plain, _ = compiled_step(name, "plain")

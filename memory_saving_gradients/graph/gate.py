@@ -8,10 +8,10 @@ their buffers: values of any type (NaN, -0.0) are unchanged. There are two kinds
 - On XLA:GPU an optimization barrier, which costs nothing at run time. XLA drops the operands that
   nothing reads behind the barrier, so tensors that must be there first pass through it as well, and
   are read from it.
-- On XLA:CPU, which removes barriers before it schedules, a loop that runs no round. Its condition
-  reads an element of each tensor that must be there first; it is always false, but XLA cannot
-  know. (On a GPU the host would evaluate it each time.) A small operand that is not kept, such as a
-  weight, is delayed by a `select` in the same way.
+- On XLA:CPU, which removes barriers before it fuses, a loop that runs no round. Its condition
+  reads an element of what passes, and of each other tensor that must be there first; it is always
+  false, but XLA cannot know. (On a GPU the host would evaluate it each time.) A small operand that
+  is not kept, such as a weight, is delayed by a `select` in the same way.
 """
 
 from __future__ import annotations

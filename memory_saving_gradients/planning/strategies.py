@@ -57,11 +57,12 @@ def _near_lowest(problem: Problem, most_runs: int, max_overhead: float) -> Sched
     if not problem.packed:
         return within(problem, int((1 + NEAR) * fewest), most_runs, floor)
     others = (within(problem, int(share * fewest), most_runs, floor) for share in _AROUND)
-    sizes = [(allocated(problem, schedule), schedule) for schedule in (floor, *others)]
-    most = (1 + NEAR) * min(size for size, _ in sizes)
-    near = [(simulate(problem, each).cost, size, each) for size, each in sizes if size <= most]
-    as_cheap = (1 + _AS_CHEAP) * min(cost for cost, _, _ in near)
-    return min((one for one in near if one[0] <= as_cheap), key=lambda one: one[1])[2]
+    simulated = [(each, simulate(problem, each)) for each in (floor, *others)]
+    sizes = [(allocated(problem, each, known), known.cost, each) for each, known in simulated]
+    most = (1 + NEAR) * min(size for size, _, _ in sizes)
+    near = [one for one in sizes if one[0] <= most]
+    as_cheap = (1 + _AS_CHEAP) * min(cost for _, cost, _ in near)
+    return min((one for one in near if one[1] <= as_cheap), key=lambda one: one[0])[2]
 
 
 def articulation(problem: Problem, most_runs: int = UNBOUNDED) -> Schedule:

@@ -20,7 +20,7 @@ def write_kept(loops: Sequence[tf.Operation], later: Container[str]) -> None:
         loops: the loops that kept tensors pass.
         later: names of the ops of the backward pass, and of copies.
     """
-    for tensor in {kinds.owner(t).name: kinds.owner(t) for op in loops for t in op.inputs}.values():
+    for tensor in _passing(loops):
         readers = [*tensor.consumers()]
         is_fused = tensor.op.type in ELEMENT_WISE and tensor.op.name not in later
         if is_fused and sum(not kinds.is_gate(op) for op in readers) > 1:
@@ -34,12 +34,17 @@ def write_operands(barriers: Sequence[tf.Operation]) -> None:
     It fuses element-wise ops into the product, which then reads what these are made of: that would
     be in memory as well.
     """
-    tensors = {kinds.owner(t).name: kinds.owner(t) for op in barriers for t in op.inputs}
-    for tensor in tensors.values():
+    for tensor in _passing(barriers):
         if tensor.op.type in ELEMENT_WISE and any(
             reader.type in PRODUCTS for reader in order.readers(tensor)
         ):
             gate.write_out(tensor)
+
+
+def _passing(gates: Sequence[tf.Operation]) -> list[tf.Tensor]:
+    """The tensors that pass gates, each once."""
+    owners = (kinds.owner(t) for op in gates for t in op.inputs)
+    return [*{tensor.name: tensor for tensor in owners}.values()]
 
 
 def pass_sums(barriers: Sequence[tf.Operation], backward: Container[str]) -> None:
